@@ -1,0 +1,89 @@
+"""What the file-backed sources share: where they look, what they say when that fails, what identifies a file."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+DOWNLOAD_TIMEOUT_S = 30.0
+
+
+class DatasetNotFoundError(ValueError):
+    """A data set is in none of the places looked at; the message names them and the command that gets it."""
+
+
+def not_found(
+    name: str, places: Sequence[Path], command: str, download_failure: str | None = None
+) -> DatasetNotFoundError:
+    """The error for a missing data set; `download_failure` is why getting it just now did not work."""
+    looked = ", ".join(str(place) for place in places)
+    tried = f" Downloading it failed: {download_failure}." if download_failure else ""
+    return DatasetNotFoundError(
+        f"data.dataset: {name} is in none of: {looked}.{tried} Get it with: {command}"
+        + (" (on a machine with internet access)" if download_failure else "")
+    )
+
+
+def unreadable(name: str, path: Path, reason: str, command: str) -> ValueError:
+    """The error for a file that is there but truncated, foreign or malformed."""
+    return ValueError(
+        f"data.dataset: {name}: cannot read {path}: {reason}. "
+        f"Delete it and get the data set again: {command}"
+    )
+
+
+def stamp(paths: Iterable[Path]) -> str:
+    """Names, sizes and modification times of files: changes when a file is replaced."""
+    stats = ((path.name, path.stat()) for path in paths)
+    return ";".join(f"{name}:{stat.st_size}:{stat.st_mtime_ns}" for name, stat in stats)
+
+
+def first_complete(folders: Sequence[Path], names: Sequence[str]) -> Path | None:
+    """The first folder that holds all the named files."""
+    return next((folder for folder in folders if all((folder / name).is_file() for name in names)), None)
+
+
+def locate(
+    name: str,
+    folders: Sequence[Path],
+    names: Sequence[str],
+    command: str,
+    download: Callable[[], object] | None = None,
+) -> Path:
+    """The folder with the files, after one download when they are nowhere yet and `download` is given.
+
+    Raises:
+        DatasetNotFoundError: nowhere, or the download failed.
+    """
+    folder, failure = first_complete(folders, names), None
+    if folder is None and download is not None:
+        failure = _attempt(download)
+        folder = first_complete(folders, names)
+    if folder is None:
+        raise not_found(name, folders, command, failure)
+    return folder
+
+
+def _attempt(download: Callable[[], object]) -> str | None:
+    """Runs a download; the reason when it fails."""
+    try:
+        # The downloader prints a progress bar and every mirror it tries; the outcome is all a rank should say.
+        with _socket_timeout(DOWNLOAD_TIMEOUT_S), contextlib.redirect_stdout(io.StringIO()):
+            download()
+    except (OSError, RuntimeError) as error:  # URLError is an OSError; a bad checksum is a RuntimeError
+        return " ".join(str(error).split()) or type(error).__name__
+    return None
+
+
+@contextlib.contextmanager
+def _socket_timeout(seconds: float) -> Iterator[None]:
+    """Without it, a compute node whose packets are dropped hangs for minutes instead of failing."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)

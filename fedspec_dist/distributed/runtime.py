@@ -1,0 +1,173 @@
+"""Start and end of a job's processes: threads, device, process group, signals, failures."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fedspec_dist.distributed.collectives import CollectiveError, Collectives, ProcessGroup, SingleProcess
+from fedspec_dist.distributed.environment import (
+    Environment,
+    LaunchError,
+    choose_backend,
+    choose_device,
+)
+from fedspec_dist.distributed.watch import StopRequest, Watch
+
+log = logging.getLogger(__name__)
+
+# What a stopped job exits with: EX_TEMPFAIL of sysexits.h, "try again".
+EXIT_STOPPED = 75
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What the rest of the program knows about the job."""
+
+    environment: Environment
+    device: torch.device
+    backend: str
+    collectives: Collectives
+    stop: StopRequest
+
+    @property
+    def rank(self) -> int:
+        return self.environment.rank
+
+    @property
+    def num_ranks(self) -> int:
+        return self.environment.num_ranks
+
+    @property
+    def is_main(self) -> bool:
+        return self.environment.rank == 0
+
+    @property
+    def prepares_data(self) -> bool:
+        """One rank on each host."""
+        return self.environment.local_rank == 0
+
+
+def run(settings: Any, environment: Environment, body: Callable[[Runtime], int]) -> int:
+    """Run `body` on every rank and return the exit code; `settings` is the config's `runtime` section.
+
+    A failure anywhere ends all ranks within seconds: the first rank to fail shows its message (a ValueError, made
+    for the user, without traceback) and tells the others, which end quietly.
+    """
+    _set_threads(settings.threads_per_rank)
+    _set_deterministic(settings.deterministic)
+    device = choose_device(settings.device, environment)
+    num_visible = torch.cuda.device_count() if device.type == "cuda" else 0
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    stop = StopRequest()
+    if not environment.launched or environment.num_ranks == 1:
+        stop.install()
+        try:
+            return body(Runtime(environment, device, "none", SingleProcess(), stop))
+        except Exception as error:
+            _show(error, environment)
+            return 1
+        finally:
+            stop.uninstall()
+    backend = choose_backend(settings.backend, device, environment, num_visible)
+    stop.install()
+    with _process_group(backend, device, environment, settings.timeout_s, stop) as (collectives, watch):
+        try:
+            return body(Runtime(environment, device, backend, collectives, stop))
+        except Exception as error:
+            _fail(error, environment, watch)
+            raise AssertionError("not reached") from error
+
+
+@contextlib.contextmanager
+def _process_group(
+    backend: str, device: torch.device, environment: Environment, timeout_s: float, stop: StopRequest
+) -> Iterator[tuple[Collectives, Watch]]:
+    timeout = timedelta(seconds=timeout_s)
+    try:
+        store, rank, num_ranks = next(dist.rendezvous("env://", timeout=timeout))
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=rank,
+            world_size=num_ranks,
+            timeout=timeout,
+            device_id=device if backend == "nccl" else None,
+        )
+    except (RuntimeError, ValueError) as error:
+        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise LaunchError(
+            f"rank {environment.rank} on {environment.host} could not join the other {environment.num_ranks - 1} ranks "
+            f"at {address} ({error}). If the port is in use, start torchrun with --standalone (one host) or another "
+            "--rdzv-endpoint"
+        ) from error
+    watch = Watch(dist.PrefixStore("fedspec", _own_connection(store)), rank, num_ranks, stop)
+    watch.start()
+    transport = device if backend == "nccl" else torch.device("cpu")
+    yield ProcessGroup(transport), watch
+    watch.close()
+    dist.destroy_process_group()
+
+
+def _own_connection(store: Any) -> Any:
+    """A second connection to the store: the first may be busy in a blocking wait of the process group."""
+    return store.clone() if hasattr(store, "clone") else store
+
+
+def _fail(error: Exception, environment: Environment, watch: Watch) -> None:
+    """Say what happened, once for the whole job, and leave without touching the process group again."""
+    if isinstance(error, CollectiveError):
+        # Another rank is gone; what it reported, or soon will, is the cause.
+        deadline = time.monotonic() + 3
+        while (failure := watch.failure()) is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        if failure is not None:
+            log.info("ending: rank %s on %s failed first", failure["rank"], failure["host"])
+            _leave()
+    if watch.report_failure(f"{type(error).__name__}: {error}"):
+        _show(error, environment)
+    # Let the others read the report before the store may vanish with this process.
+    time.sleep(1.5)
+    _leave()
+
+
+def _show(error: Exception, environment: Environment) -> None:
+    where = f"rank {environment.rank} on {environment.host}: " if environment.num_ranks > 1 else ""
+    if isinstance(error, (ValueError, CollectiveError, OSError)):
+        log.error("%s%s", where, error)
+        log.debug("%s", "".join(traceback.format_exception(error)))
+    else:
+        log.error("%s%s", where, "".join(traceback.format_exception(error)))
+
+
+def _leave() -> None:
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _set_threads(num_threads: int) -> None:
+    """CPU kernels choose their splits, and so the last bits of their sums, by the number of threads."""
+    torch.set_num_threads(num_threads)
+    with contextlib.suppress(RuntimeError):  # can be set once per process
+        torch.set_num_interop_threads(1)
+
+
+def _set_deterministic(deterministic: bool) -> None:
+    torch.backends.cudnn.benchmark = False
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)

@@ -1,0 +1,128 @@
+"""The matrix of a round, distributed by columns, and the exchange that makes it from rows.
+
+A rank trains whole clients, so it holds whole rows; an aggregator needs, for its slice of the P columns, all rows.
+One all-to-all turns the one into the other. All arithmetic is done block by block (see `columns`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from fedspec_dist.distributed.collectives import Collectives, ordered_sum
+from fedspec_dist.distributed.columns import Columns
+from fedspec_dist.distributed.tsqr import TallQR
+
+
+class UpdateMatrix:
+    """`num_rows x P`, column-distributed; every rank that owns columns calls every method.
+
+    `blocks [num_local_blocks, num_rows, width]` float32 are this rank's columns. Results without a column axis are
+    float64 and the same bits on every rank; results with one are this rank's slice, `[num_local_blocks * width]`.
+    """
+
+    def __init__(self, blocks: Tensor, columns: Columns, collectives: Collectives) -> None:
+        self._blocks = blocks
+        self._columns = columns
+        self._collectives = collectives
+        self._qr: TallQR | None = None
+        self.num_rows = blocks.shape[1]
+
+    def gram(self) -> Tensor:
+        """`U U^T`, `[K, K]`."""
+        return self.inner(self)
+
+    def inner(self, other: UpdateMatrix) -> Tensor:
+        """`U W^T`, `[K, R]`, for another matrix with the same columns."""
+        pairs = zip(self._blocks, other._blocks, strict=True)
+        partials = [mine.double() @ theirs.double().T for mine, theirs in pairs]
+        return self._sum(partials, (self.num_rows, other.num_rows))
+
+    def combine(self, coefficients: Tensor) -> Tensor:
+        """Slice of `sum_k coefficients[k] u_k`, rows added in order."""
+        total = self.zeros()
+        for block, out in zip(self._blocks, total.reshape(len(self._blocks), -1), strict=True):
+            for row, coefficient in zip(block, coefficients.tolist(), strict=True):
+                out.add_(row, alpha=coefficient)
+        return total
+
+    def dot(self, vector_slice: Tensor) -> Tensor:
+        """`U v` for a vector of which each rank gives its slice, `[K]`."""
+        parts = vector_slice.double().reshape(len(self._blocks), self._columns.width)
+        partials = [block.double() @ part for block, part in zip(self._blocks, parts, strict=True)]
+        return self._sum(partials, (self.num_rows,))
+
+    def norms(self) -> Tensor:
+        """Euclidean norm of each row, `[K]`."""
+        partials = [block.double().square().sum(dim=1) for block in self._blocks]
+        return self._sum(partials, (self.num_rows,)).sqrt()
+
+    def map_rows(self, function: Callable[[Tensor], Tensor]) -> UpdateMatrix:
+        """The matrix of `function(block [K, width])` for each block; for methods that need more than the above.
+
+        The function must keep zero columns zero: the last block is padded with them.
+        """
+        mapped = [function(block) for block in self._blocks]
+        blocks = torch.stack(mapped) if mapped else self._blocks
+        return UpdateMatrix(blocks, self._columns, self._collectives)
+
+    def qr_r(self) -> Tensor:
+        """`R [K, K]` of the thin QR of the transpose (P x K), by TSQR over the blocks."""
+        return self._factor().r
+
+    def combine_q(self, coefficients: Tensor) -> Tensor:
+        """Slice of `Q z`, Q the orthonormal factor that belongs to `qr_r`."""
+        return self._factor().combine(coefficients)
+
+    def zeros(self) -> Tensor:
+        """The slice of a zero vector."""
+        return torch.zeros(
+            len(self._blocks) * self._columns.width, dtype=torch.float64, device=self._blocks.device
+        )
+
+    def _factor(self) -> TallQR:
+        if self._qr is None:
+            self._qr = TallQR(self._blocks, self._columns, self._collectives)
+        return self._qr
+
+    def _sum(self, partials: list[Tensor], shape: tuple[int, ...]) -> Tensor:
+        size = torch.Size(shape).numel()
+        local = torch.stack(partials).reshape(-1, size) if partials else self.zeros().new_zeros(0, size)
+        counts = [self._columns.count(rank) for rank in range(self._collectives.num_ranks)]
+        return ordered_sum(local, counts, self._collectives, "sum over column blocks").reshape(shape)
+
+
+def exchange(
+    rows: Tensor,  # [num_local_rows, columns.padded] float32, zero beyond num_columns
+    row_owners: Sequence[Sequence[int]],  # for each rank, the global positions of its rows, in the order it holds them
+    columns: Columns,
+    collectives: Collectives,
+) -> Tensor:
+    """All rows of this rank's column blocks: `[num_local_blocks, num_rows, width]`, rows in global order."""
+    rank, width = collectives.rank, columns.width
+    local = rows.reshape(rows.shape[0], columns.num_blocks, width)
+    send = [local[:, start:stop].transpose(0, 1).reshape(-1) for start, stop in columns.owners]
+    num_mine = columns.count(rank)
+    sizes = [num_mine * len(positions) * width for positions in row_owners]
+    received = collectives.all_to_all(send, sizes, "exchange of updates")
+    num_rows = sum(len(positions) for positions in row_owners)
+    blocks = rows.new_empty(num_mine, num_rows, width)
+    for part, positions in zip(received, row_owners, strict=True):
+        if positions:
+            index = torch.tensor(positions, device=rows.device)
+            blocks[:, index] = part.reshape(num_mine, len(positions), width)
+    return blocks
+
+
+def assemble(part: Tensor, columns: Columns, collectives: Collectives) -> Tensor:
+    """The whole vector `[P]` on every rank from the slices that the owners hold."""
+    counts = [columns.count(rank) for rank in range(collectives.num_ranks)]
+    longest = max(counts) * columns.width
+    padded = torch.nn.functional.pad(part, (0, longest - part.numel()))
+    if sum(count > 0 for count in counts) == 1:  # one rank owns all: the others only listen
+        return collectives.broadcast(padded, "broadcast of the model", counts.index(max(counts)))[: columns.num_columns]
+    gathered = collectives.all_gather(padded, "gathering of the model")
+    parts = [gathered[rank, : count * columns.width] for rank, count in enumerate(counts)]
+    return torch.cat(parts)[: columns.num_columns]

@@ -1,0 +1,19 @@
+"""No filter, with the interface of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from fedspec_dist.parameters import Segment
+
+
+class Identity:
+    """Leaves every gradient as it is, bit for bit."""
+
+    def __init__(self, segments: Sequence[Segment] = ()) -> None:
+        self.segments = tuple(segments)
+
+    def __call__(self, gradient: Tensor) -> None:
+        """Does nothing to `gradient [..., P]`."""

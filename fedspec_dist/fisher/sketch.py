@@ -1,0 +1,59 @@
+"""Leading eigenpairs of a positive semi-definite linear operator by randomised subspace iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Product = Callable[[Tensor], Tensor]
+MIN_EIGENVALUE = 1e-8
+
+
+def top_eigenpairs(
+    product: Product,  # [P, l] -> [P, l]
+    num_parameters: int,
+    rank: int,
+    *,
+    oversampling: int,
+    power_iterations: int,
+    generator: torch.Generator,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor]:
+    """The leading eigenpairs of `H` as `(eigenvalues [r] descending, basis [P, r])`, `r <= rank`, on the generator's device.
+
+        V = orth(Gaussian [P, k + s]);  repeat q times: V = orth(H V);  W = H V;  (V^T W + W^T V) / 2 = X L X^T;  U = V X
+
+    Eigenvalues up to `MIN_EIGENVALUE` are dropped, so `H = 0` gives `r = 0`. `k + s` is reduced to P where it exceeds it,
+    and the pairs are then exact. The same generator state gives the same bits. The sign of each column makes
+    `sum_i cos(i) u_i` positive: unlike the largest or the summed entry, that has no ties for softmax layers, whose
+    eigenvectors repeat entries with both signs and sum to zero.
+
+    Halko, Martinsson and Tropp, "Finding Structure with Randomness", 2011, algorithm 4.4 with a Rayleigh-Ritz step.
+
+    Raises:
+        ValueError: a product with `H` is not finite.
+    """
+    width = min(rank + oversampling, num_parameters)
+    start = torch.randn(num_parameters, width, generator=generator, device=generator.device, dtype=dtype)
+    basis = torch.linalg.qr(start).Q
+    for _ in range(power_iterations):
+        basis = torch.linalg.qr(_finite(product(basis))).Q
+    image = _finite(product(basis))
+    overlap = (basis.T @ image).to(torch.float64)
+    values, vectors = torch.linalg.eigh((overlap + overlap.T) / 2)
+    values, vectors = values.flip(0)[:rank], vectors.flip(1)[:, :rank]
+    kept = values > MIN_EIGENVALUE
+    return values[kept].to(dtype), _fix_signs(basis @ vectors[:, kept].to(dtype))
+
+
+def _finite(columns: Tensor) -> Tensor:
+    if not bool(columns.isfinite().all()):
+        raise ValueError("fisher: a product with the Fisher matrix has entries that are not finite")
+    return columns
+
+
+def _fix_signs(basis: Tensor) -> Tensor:
+    probe = torch.arange(1, len(basis) + 1, device=basis.device, dtype=torch.float64).cos().to(basis.dtype)
+    return torch.where(probe @ basis < 0, -basis, basis)

@@ -1,0 +1,111 @@
+"""Every name a config may use: its class, its parameters, their defaults and bounds. No torch.
+
+One line here adds a method. A line names the class by its path, so that a login node can check a config without
+importing torch; `build` imports the class when a run needs it. The parameters are the arguments of the class;
+a test compares them with its signature.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+Count = Annotated[int, Field(ge=1)]
+CountOrZero = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Patterns = Annotated[list[str], Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class Method:
+    """`target` is `module:Class`; `parameters` maps a name to `(type with bounds, default)`."""
+
+    target: str
+    parameters: dict[str, tuple[Any, Any]]
+
+    def load(self) -> Any:
+        module, _, name = self.target.partition(":")
+        return getattr(import_module(f"fedspec_dist.{module}"), name)
+
+
+def method(target: str, **parameters: tuple[Any, Any]) -> Method:
+    return Method(target, parameters)
+
+
+DATASETS = {
+    "digits": method("data.digits:Digits"),
+    "fashion_mnist": method("data.fashion_mnist:FashionMnist"),
+    "cifar10": method("data.cifar:Cifar10"),
+    "cifar100": method("data.cifar:Cifar100"),
+    "npz": method("data.npz:Npz", path=(str, ...)),
+    "synthetic": method(
+        "data.synthetic:Synthetic",
+        shape=(Annotated[list[Count], Field(min_length=3, max_length=3)], [3, 32, 32]),
+        num_classes=(Annotated[int, Field(ge=2)], 10),
+        num_train=(Count, 5000),
+        num_test=(Count, 1000),
+    ),
+}
+
+PARTITIONS = {
+    "iid": method("data.partitions:iid"),
+    "shards": method("data.partitions:shards", shards_per_client=(Count, 2)),
+    "dirichlet": method(
+        "data.partitions:dirichlet", alpha=(Positive, 0.1), min_size=(CountOrZero, 10), max_tries=(Count, 100)
+    ),
+    "dirichlet_balanced": method("data.partitions:dirichlet_balanced", alpha=(Positive, 0.1)),
+}
+
+_Norm = Literal["group", "none"]
+MODELS = {
+    "mlp": method("models.mlp:Mlp", hidden=(list[Count], [200, 200])),
+    "cnn": method("models.cnn:Cnn", norm=(_Norm, "group")),
+    "cnn8k": method("models.fipa_cnn:Cnn8k"),
+    "cnn23k": method("models.fipa_cnn:Cnn23k"),
+    "cnn207k": method("models.fipa_cnn:Cnn207k"),
+    "lenet": method("models.lenet:LeNet"),
+    "resnet20": method("models.resnet:ResNet20", norm=(_Norm, "group")),
+}
+
+LOCAL_ALGORITHMS = {
+    "fedavg": method("clients.fedavg:FedAvg"),
+    "fedprox": method("clients.fedprox:FedProx", mu=(NotNegative, 0.01)),
+}
+
+FILTERS = {
+    "none": method("filters.identity:Identity"),
+    "rfft": method("filters.spectral:HighPass", ratio=(Fraction, 0.05)),
+}
+
+AGGREGATORS = {
+    "fedavg": method("server.fedavg:FedAvg"),
+    "fedgh": method("server.fedgh:FedGH", mode=(Literal["pairwise", "snapshot"], "pairwise")),
+    "fipa": method(
+        "server.fipa:Fipa",
+        rank=(Count, 20),
+        oversampling=(CountOrZero, 10),
+        power_iterations=(CountOrZero, 2),
+        damping=(NotNegative, 0.5),
+        step=(Positive, 0.5),
+        convention=(Literal["released", "exact"], "released"),
+        merge=(Literal["gram", "tsqr"], "gram"),
+    ),
+}
+
+WEIGHTS = {
+    "uniform": method("server.weights:uniform"),
+    "samples": method("server.weights:samples"),
+}
+
+SERVER_OPTIMIZERS = {
+    "sgd": method("server.optimizers:Sgd", lr=(Positive, 1.0)),
+}
+
+# Parameters that every method of a family has; they outlive a change of `type` in an override.
+PARTITION_COMMON: dict[str, tuple[Any, Any]] = {"clients": (Count, 20)}
+FILTER_COMMON: dict[str, tuple[Any, Any]] = {"layers": (Patterns, ["*"])}

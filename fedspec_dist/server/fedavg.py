@@ -1,0 +1,19 @@
+"""Federated averaging."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from fedspec_dist.server.cohort import Cohort, Direction
+
+
+class FedAvg:
+    """The weighted mean of the updates, `sum_k w_k u_k`.
+
+    McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", 2017, algorithm 1.
+    """
+
+    needs_sketches: ClassVar[bool] = False
+
+    def direction(self, cohort: Cohort) -> Direction:
+        return Direction(cohort.updates.combine(cohort.weights))
