@@ -12,7 +12,8 @@ class Arrays:
     """Images and labels, split into train and test.
 
     Images are `[n, H, W, C]`, either uint8 (0..255, divided by 255 on preparation) or float32 in the units of
-    `mean` and `std`. Labels are int64 `[n]` in `0..num_classes - 1`. `mean` and `std` have one value a channel.
+    `mean` and `std`. Labels are int64 `[n]` in `0..num_classes - 1`. `mean` and `std` have one value a
+    channel.
     """
 
     train_images: np.ndarray
@@ -24,7 +25,7 @@ class Arrays:
     std: tuple[float, ...]
 
     def check(self, name: str) -> None:
-        """Raises ValueError, naming the data set and the first offending index, unless the arrays are sound."""
+        """Raises ValueError, naming the first offending index, unless the arrays are sound."""
         for split in ("train", "test"):
             images, labels = getattr(self, f"{split}_images"), getattr(self, f"{split}_labels")
             where = f"data.dataset: {name}: {split}"
@@ -43,8 +44,8 @@ class Arrays:
 def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel of `images [n, H, W, C]`, uint8 ones scaled to 0..1.
 
-    A constant channel gets the deviation 1, so that normalising it gives zeros. In float64, one image batch at a
-    time: a whole float copy of a large set would be eight times its size.
+    A constant channel gets the deviation 1, so that normalising it gives zeros. In float64, one image batch
+    at a time: a whole float copy of a large set would be eight times its size.
     """
     scale = 255.0 if images.dtype == np.uint8 else 1.0
     total = np.zeros(images.shape[3])
@@ -61,8 +62,10 @@ def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[flo
 
 
 def _check_shapes(where: str, images: np.ndarray, labels: np.ndarray) -> None:
-    assert images.ndim == 4 and images.dtype in (np.uint8, np.float32), (where, images.shape, images.dtype)
-    assert labels.ndim == 1 and labels.dtype == np.int64, (where, labels.shape, labels.dtype)
+    assert images.ndim == 4, (where, images.shape)
+    assert images.dtype in (np.uint8, np.float32), (where, images.dtype)
+    assert labels.ndim == 1, (where, labels.shape)
+    assert labels.dtype == np.int64, (where, labels.dtype)
     if len(images) != len(labels):
         raise ValueError(f"{where} has {len(images)} images but {len(labels)} labels; they must be as many")
     if len(images) == 0:

@@ -1,7 +1,8 @@
 """CIFAR-10 and CIFAR-100 from the official python batches.
 
-A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", technical report, 2009. The files are pickles
-of `{data: uint8 [n, 3072], labels or fine_labels: list of int}`, a row being 1,024 red, 1,024 green and 1,024 blue values.
+A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", technical report, 2009. The files are
+pickles of `{data: uint8 [n, 3072], labels or fine_labels: list of int}`, a row being 1,024 red, 1,024 green
+and 1,024 blue values.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class _Cifar:
     std: ClassVar[tuple[float, ...]]
 
     def __init__(self, root: Path, download: bool, seed: int) -> None:
-        self.root = root
+        self.root = root = root.expanduser()
         self.download = download
         self.folder = root / self.folder_name
         self.names = (*self.train_names, self.test_name)
@@ -92,7 +93,7 @@ def _decode(batch: Any, label_key: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Cifar10(_Cifar):
-    """32x32 colour images of 10 classes, 50,000 for training and 10,000 for testing. Takes no parameters.
+    """32x32 colour images of 10 classes, 50,000 for training, 10,000 for testing. No parameters.
 
     Mean and deviation over the training pixels, to the three digits that FL-Simulator and FIPA use.
     """
@@ -109,7 +110,7 @@ class Cifar10(_Cifar):
 
 
 class Cifar100(_Cifar):
-    """32x32 colour images of 100 fine classes, 50,000 for training and 10,000 for testing. Takes no parameters."""
+    """32x32 colour images of 100 fine classes, 50,000 for training, 10,000 for testing. No parameters."""
 
     name = "cifar100"
     torchvision_name = "CIFAR100"

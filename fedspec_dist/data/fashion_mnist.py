@@ -1,8 +1,8 @@
 """Fashion-MNIST from its four IDX files.
 
-H. Xiao, K. Rasul, R. Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms",
-arXiv:1708.07747, 2017. The IDX format is Y. LeCun's: two zero bytes, a type byte (8 = uint8), the number of
-dimensions, each dimension as a big-endian uint32, then the values.
+H. Xiao, K. Rasul, R. Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning
+Algorithms", arXiv:1708.07747, 2017. The IDX format is Y. LeCun's: two zero bytes, a type byte (8 = uint8),
+the number of dimensions, each dimension as a big-endian uint32, then the values.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NAMES = (
 
 
 class FashionMnist:
-    """28x28 grey images of 10 kinds of clothing, 60,000 for training and 10,000 for testing. Takes no parameters.
+    """28x28 grey images of 10 classes of clothing, 60,000 for training, 10,000 for testing. No parameters.
 
     Looked for in `root`, in `root/FashionMNIST/raw` (torchvision's place) and where Debian's package puts it.
     """
@@ -38,7 +38,7 @@ class FashionMnist:
     std = (0.3530,)
 
     def __init__(self, root: Path, download: bool, seed: int) -> None:
-        self.root = root
+        self.root = root = root.expanduser()
         self.download = download
         self.folders = (root, root / "FashionMNIST" / "raw", _DEBIAN_FOLDER)
         self.command = (
@@ -67,7 +67,9 @@ class FashionMnist:
         )
 
     def _fetch(self) -> None:
-        from torchvision.datasets import FashionMNIST  # imported here: it takes a second, and few runs download
+        from torchvision.datasets import (
+            FashionMNIST,
+        )  # imported here: it takes a second, and few runs download
 
         FashionMNIST(self.root, download=True)
 
@@ -83,8 +85,8 @@ def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
     """The uint8 array of a gzipped IDX file.
 
     Raises:
-        ValueError: not an IDX file of uint8 with that many dimensions, or more or fewer values than it announces.
-        OSError, EOFError, zlib.error: not gzip, truncated or corrupt.
+        ValueError: not an IDX file of uint8 with that many dimensions, or more or fewer values than it
+        announces. OSError, EOFError, zlib.error: not gzip, truncated or corrupt.
     """
     with gzip.open(path, "rb") as file:
         content = file.read()

@@ -1,4 +1,4 @@
-"""What the file-backed sources share: where they look, what they say when that fails, what identifies a file."""
+"""What the sources that read files share: where they look, and what they say when that fails."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ def not_found(
 def unreadable(name: str, path: Path, reason: str, command: str) -> ValueError:
     """The error for a file that is there but truncated, foreign or malformed."""
     return ValueError(
-        f"data.dataset: {name}: cannot read {path}: {reason}. "
-        f"Delete it and get the data set again: {command}"
+        f"data.dataset: {name}: cannot read {path}: {reason}. Delete it and get the data set again: {command}"
     )
 
 
@@ -70,7 +69,8 @@ def locate(
 def _attempt(download: Callable[[], object]) -> str | None:
     """Runs a download; the reason when it fails."""
     try:
-        # The downloader prints a progress bar and every mirror it tries; the outcome is all a rank should say.
+        # The downloader prints a progress bar and every mirror it tries; the outcome is all a rank should
+        # say.
         with _socket_timeout(DOWNLOAD_TIMEOUT_S), contextlib.redirect_stdout(io.StringIO()):
             download()
     except (OSError, RuntimeError) as error:  # URLError is an OSError; a bad checksum is a RuntimeError

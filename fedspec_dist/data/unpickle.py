@@ -1,7 +1,8 @@
 """Reads pickles of plain containers and numpy arrays of bytes, and nothing else.
 
-A pickle may call any function it can name. Here the few names that arrays are pickled with lead to the stand-ins below, so no
-code from outside this file ever runs, and files of every numpy version (whose internal names changed) read alike.
+A pickle may call any function it can name. Here the few names that arrays are pickled with lead to the
+stand-ins below, so no code from outside this file ever runs, and files of every numpy version (whose internal
+names changed) read alike.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class _Array:
     """Stands for an array under construction."""
 
     def __init__(self, *_: Any) -> None:
-        self.values = np.empty(0, np.uint8)
+        self.values: np.ndarray = np.empty(0, np.uint8)
 
     def __setstate__(self, state: tuple[int, tuple[int, ...], _Dtype, bool, bytes | str]) -> None:
         _, shape, _, fortran_order, content = state

@@ -1,0 +1,60 @@
+"""A client's Fisher sketch at the broadcast parameters, over its own data without augmentation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedspec_dist.fisher.products import fisher_product
+from fedspec_dist.fisher.sketch import top_eigenpairs
+from fedspec_dist.parameters import ParameterLayout
+
+
+class Sketcher:
+    """Leading eigenpairs of `H_m = (1/N_m) sum_n J_n^T S_n J_n`, the Fisher matrix under the model's own distribution.
+
+    `settings` has `rank`, `oversampling` and `power_iterations`; see `fisher.sketch`.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        layout: ParameterLayout,
+        task: Any,
+        images: Tensor,
+        settings: Any,
+        memory_budget_bytes: int,
+    ) -> None:
+        self._module = module
+        self._layout = layout
+        self._task = task
+        self._images = images
+        self._settings = settings
+        self._memory_budget_bytes = memory_budget_bytes
+
+    def sketch(self, theta: Tensor, samples: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        """Eigenvalues `[r]` and eigenvectors as rows `[r, P]` for the training samples at positions `samples [N]`."""
+        settings = self._settings
+        product = fisher_product(
+            self._forward,
+            theta,
+            self._images.index_select(0, samples),
+            self._task,
+            memory_budget_bytes=self._memory_budget_bytes,
+        )
+        eigenvalues, basis = top_eigenpairs(
+            product,
+            len(self._layout),
+            settings.rank,
+            oversampling=settings.oversampling,
+            power_iterations=settings.power_iterations,
+            generator=torch.Generator(theta.device).manual_seed(seed),
+        )
+        return eigenvalues, basis.T
+
+    def _forward(self, theta: Tensor, inputs: Tensor) -> Tensor:
+        shaped = {s.name: theta[s.start : s.stop].reshape(s.shape) for s in self._layout.segments}
+        return functional_call(self._module, shaped, (inputs,))

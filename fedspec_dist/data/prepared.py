@@ -1,0 +1,294 @@
+"""From a source to the tensors that training reads: normalised once a node, then shared by its ranks.
+
+Sources that come from files are normalised by one process of the node, written under a temporary name and
+renamed into place; every process then maps the same memory. So a folder is either whole or not there, whoever
+is killed when. Folders left by killed processes are removed by the next run, damaged ones are made again.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import socket
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .arrays import Arrays
+from .files import DatasetNotFoundError
+
+logger = logging.getLogger(__name__)
+
+_FORMAT = "prepared 1"
+_POLL_S = 0.2
+_SAY_WHAT_FOR_AFTER_S = 10.0
+_CHUNK = 1024
+_PARTS = ("train_images", "train_labels", "test_images", "test_labels")
+
+
+class Source(Protocol):
+    """Where a data set comes from."""
+
+    @property
+    def num_classes(self) -> int: ...
+
+    @property
+    def embedded(self) -> bool:
+        """Whether every process makes it in memory, faster than reading a file."""
+
+    @property
+    def download(self) -> bool:
+        """Whether `load` may get missing files from the internet."""
+
+    def fingerprint(self) -> str:
+        """Changes when the arrays do. Raises DatasetNotFoundError while the files are not there."""
+
+    def load(self) -> Arrays: ...
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Normalised tensors. Images are float32 `[n, C, H, W]`, a view of memory in the order n, H, W, C."""
+
+    train_images: Tensor
+    train_labels: Tensor  # int64 [n]
+    test_images: Tensor
+    test_labels: Tensor
+    num_classes: int
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """Channels, height, width."""
+        channels, height, width = self.train_images.shape[1:]
+        return channels, height, width
+
+    def to(self, device: torch.device | str) -> Dataset:
+        """The same on a device; no copy where it already is."""
+        return replace(
+            self,
+            train_images=_channels_last(_base(self.train_images).to(device)),
+            train_labels=self.train_labels.to(device),
+            test_images=_channels_last(_base(self.test_images).to(device)),
+            test_labels=self.test_labels.to(device),
+        )
+
+
+def load(name: str, source: Source, root: Path, *, prepares: bool, embedded: bool) -> Dataset:
+    """The data set as tensors on the CPU.
+
+    Args:
+        name: for the folder and for messages.
+        source: what reads it.
+        root: the folder is made in `root/prepared`.
+        prepares: exactly one process of each node; the others wait for it.
+        embedded: make it in memory, in every process, without files.
+
+    Raises:
+        DatasetNotFoundError: there are no files to read.
+        ValueError: the files are unreadable or their labels or pixels are not sound.
+        OSError: the prepared form cannot be written; nothing is left behind.
+    """
+    if embedded:
+        return _in_memory(name, source)
+    parent = root.expanduser() / "prepared"
+    return _open(_prepare(name, source, parent) if prepares else _wait(name, source, parent))
+
+
+def normalised(images: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]) -> np.ndarray:
+    """`(x - mean) / std` per channel in float32, `x` being `images / 255` for uint8 ones. May not copy."""
+    if images.dtype == np.float32 and not any(mean) and all(value == 1 for value in std):
+        return images
+    result = images.astype(np.float32)
+    if images.dtype == np.uint8:
+        result /= np.float32(255)
+    result -= np.array(mean, np.float32)
+    result /= np.array(std, np.float32)
+    return result
+
+
+def _in_memory(name: str, source: Source) -> Dataset:
+    arrays = source.load()
+    arrays.check(name)
+    return _as_dataset(
+        {
+            "train_images": normalised(arrays.train_images, arrays.mean, arrays.std),
+            "train_labels": arrays.train_labels,
+            "test_images": normalised(arrays.test_images, arrays.mean, arrays.std),
+            "test_labels": arrays.test_labels,
+        },
+        arrays.num_classes,
+    )
+
+
+def _as_dataset(parts: dict[str, np.ndarray], num_classes: int) -> Dataset:
+    tensors = {part: torch.from_numpy(array) for part, array in parts.items()}
+    return Dataset(
+        train_images=_channels_last(tensors["train_images"]),
+        train_labels=tensors["train_labels"],
+        test_images=_channels_last(tensors["test_images"]),
+        test_labels=tensors["test_labels"],
+        num_classes=num_classes,
+    )
+
+
+def _channels_last(base: Tensor) -> Tensor:
+    """`[n, H, W, C]` in memory order, seen as `[n, C, H, W]`."""
+    return base.permute(0, 3, 1, 2)
+
+
+def _base(images: Tensor) -> Tensor:
+    return images.permute(0, 2, 3, 1)
+
+
+# --- the folder: <name>-<16 hex>/{*.npy, meta.json}
+
+
+def _folder_name(name: str, source: Source) -> str:
+    key = f"{_FORMAT} {name} {source.fingerprint()}"
+    return f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+
+
+def _finished(name: str, source: Source, parent: Path) -> Path | None:
+    """The folder if it is there and whole. Its name is not known before the source's files are there."""
+    try:
+        folder = parent / _folder_name(name, source)
+    except (
+        DatasetNotFoundError,
+        FileNotFoundError,
+    ):  # a file may go, or come, between looking and reading its size
+        return None
+    return folder if _is_whole(folder) else None
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether every file has the size that was written; a truncated or missing one makes it damaged."""
+    try:
+        sizes = json.loads((folder / "meta.json").read_bytes())["sizes"]
+        return all((folder / f"{part}.npy").stat().st_size == sizes[part] for part in _PARTS)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _open(folder: Path) -> Dataset:
+    meta = json.loads((folder / "meta.json").read_bytes())
+    # Mode "c": shared with every process that maps the file, and private should anyone write.
+    parts = {part: np.load(folder / f"{part}.npy", mmap_mode="c") for part in _PARTS}
+    return _as_dataset(parts, meta["num_classes"])
+
+
+def _wait(name: str, source: Source, parent: Path) -> Path:
+    """Polls until the preparing process has put the folder in place."""
+    started, told = time.monotonic(), False
+    while (folder := _finished(name, source, parent)) is None:
+        if not source.download:
+            source.fingerprint()  # what is missing now stays missing: raises
+        if not told and time.monotonic() - started > _SAY_WHAT_FOR_AFTER_S:
+            logger.warning("waiting for the first rank of this node to prepare %s in %s", name, parent)
+            told = True
+        time.sleep(_POLL_S)
+    return folder
+
+
+def _prepare(name: str, source: Source, parent: Path) -> Path:
+    """The folder, made now unless it is there and whole."""
+    _remove_leftovers(parent)
+    if (folder := _finished(name, source, parent)) is not None:
+        return folder
+    arrays = source.load()
+    arrays.check(name)
+    folder = parent / _folder_name(name, source)
+    temporary = _temporary(folder)
+    try:
+        _write(temporary, arrays)
+        _install(temporary, folder)
+    except OSError as error:
+        raise _cannot_write(folder, arrays, error) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def _write(folder: Path, arrays: Arrays) -> None:
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier process with this id
+    folder.mkdir(parents=True)
+    for split in ("train", "test"):
+        images, labels = getattr(arrays, f"{split}_images"), getattr(arrays, f"{split}_labels")
+        _write_images(folder / f"{split}_images.npy", images, arrays.mean, arrays.std)
+        np.save(folder / f"{split}_labels.npy", labels)
+    sizes = {part: (folder / f"{part}.npy").stat().st_size for part in _PARTS}
+    (folder / "meta.json").write_text(json.dumps({"num_classes": arrays.num_classes, "sizes": sizes}))
+
+
+def _write_images(path: Path, images: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+    """The .npy file of the normalised images, written in chunks: a whole float copy may not fit in memory."""
+    header = {"descr": "<f4", "fortran_order": False, "shape": images.shape}
+    with open(path, "wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for start in range(0, len(images), _CHUNK):
+            file.write(normalised(images[start : start + _CHUNK], mean, std).astype("<f4", copy=False).data)
+
+
+def _install(temporary: Path, folder: Path) -> None:
+    """Renames into place. Who comes second takes the winner's; a damaged folder is moved away."""
+    while True:
+        try:
+            os.rename(temporary, folder)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        if _is_whole(folder):
+            return
+        _discard(folder)
+
+
+def _discard(folder: Path) -> None:
+    """Removes a folder so that nobody sees half of it, and nobody minds if another process was faster."""
+    aside = _temporary(folder.with_name(folder.name + ".damaged"))
+    try:
+        os.rename(folder, aside)
+    except FileNotFoundError:
+        return
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _temporary(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.tmp-{socket.gethostname()}-{os.getpid()}")
+
+
+def _remove_leftovers(parent: Path) -> None:
+    """Removes temporary folders of processes of this host that are no more."""
+    pattern = re.compile(rf"\..+\.tmp-{re.escape(socket.gethostname())}-(\d+)")
+    for folder in parent.glob(".*.tmp-*"):
+        match = pattern.fullmatch(folder.name)
+        if match and not _is_alive(int(match.group(1))):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
+
+
+def _cannot_write(folder: Path, arrays: Arrays, error: OSError) -> OSError:
+    needed = 4 * (arrays.train_images.size + arrays.test_images.size)
+    return OSError(
+        error.errno,
+        f"data.root: cannot write the prepared data set {folder} ({error.strerror or error}); "
+        f"it takes {needed / 1e6:.0f} MB. Free some space, or set data.root to a folder that has it",
+    )

@@ -1,0 +1,155 @@
+"""Products with the Fisher matrix of a data set.
+
+    H = (1/N) sum_n J_n^T S_n J_n        J_n = d f(x_n) / d theta, [C, P]        S_n [C, C], the task's curvature
+
+This is the Fisher matrix under the model's own distribution, which for softmax cross-entropy and for squared error is
+the generalised Gauss-Newton matrix (Martens, "New Insights and Perspectives on the Natural Gradient Method", 2020,
+section 9). No label enters. The task gives `S_n` as one of two callables on outputs `[B, C]` and matrices `[B, C, l]`:
+`curvature`, `T -> S_n T_n`, and `root`, `T -> F_n T_n` with `F_n^T F_n = S_n`.
+
+Every product maps `[P, l]` to `[P, l]` in the dtype of `theta`, and raises `ValueError` when built without samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+
+import torch
+from torch import Tensor
+from torch.func import jacrev, jvp, vjp, vmap
+
+Forward = Callable[[Tensor, Tensor], Tensor]  # theta [P], inputs [B, ...] -> outputs [B, C]
+OutputMap = Callable[[Tensor, Tensor], Tensor]  # outputs [B, C], [B, C, l] -> [B, C, l]
+Product = Callable[[Tensor], Tensor]  # [P, l] -> [P, l]
+
+# Per-sample Jacobians are fastest in chunks of about the size of the cache on CPU; a GPU wants larger launches.
+_CHUNK_BYTES = {"cpu": 2**24}
+_LARGE_CHUNK_BYTES = 2**29
+# Several chunks share one matrix product: rows enough to be worth a pass over the [P, l] result.
+_BLOCK_BYTES = 2**27
+
+
+def fisher_product(
+    forward: Forward,
+    theta: Tensor,
+    inputs: Tensor,
+    root: OutputMap,
+    curvature: OutputMap,
+    *,
+    num_columns: int,
+    memory_budget_bytes: int,
+) -> Product:
+    """The cheaper of the two products for matrices of about `num_columns` columns.
+
+    Jacobians cost one backward pass per output, `matrix_free` a forward-mode and a backward pass per column. So they win
+    where they fit into `memory_budget_bytes`, since they are then made once for all products, and where there are no
+    more outputs than columns even if those that do not fit are made again in every product.
+    """
+    _require_samples(inputs)
+    num_outputs = _num_outputs(forward, theta, inputs)
+    bytes_per_sample = num_outputs * theta.nbytes
+    num_fitting = memory_budget_bytes // bytes_per_sample
+    if num_fitting < len(inputs) and num_outputs > num_columns:
+        return matrix_free(forward, theta, inputs, curvature)
+    return from_jacobians(forward, theta, inputs, root, max_kept=num_fitting)
+
+
+def from_jacobians(
+    forward: Forward,
+    theta: Tensor,
+    inputs: Tensor,
+    root: OutputMap,
+    chunk_size: int | None = None,
+    *,
+    max_kept: int | None = None,
+) -> Product:
+    """`V -> A^T (A V) / N` with the rows of `A [N * C, P]` being those of all `F_n J_n`.
+
+    The rows of at most `max_kept` samples (all, by default) are computed here and kept; the others are computed again in
+    every product, block by block. `chunk_size` samples are differentiated together.
+    """
+    _require_samples(inputs)
+    theta = theta.detach()
+    num_outputs = _num_outputs(forward, theta, inputs)
+    bytes_per_sample = num_outputs * theta.nbytes
+    chunk_bytes = _CHUNK_BYTES.get(theta.device.type, _LARGE_CHUNK_BYTES)
+    rows = _row_maker(forward, root, num_outputs, chunk_size or max(1, chunk_bytes // bytes_per_sample))
+    num_kept = len(inputs) if max_kept is None else min(max_kept, len(inputs))
+    block_size = max(1, _BLOCK_BYTES // bytes_per_sample)
+    kept = [rows(theta, block) for block in inputs[:num_kept].split(block_size)] if num_kept else []
+    again = inputs[num_kept:].split(block_size) if num_kept < len(inputs) else ()
+
+    def product(columns: Tensor) -> Tensor:
+        total = torch.zeros_like(columns)
+        for block_rows in chain(kept, (rows(theta, block) for block in again)):
+            total.addmm_(block_rows.T, block_rows @ columns)
+        return total.div_(len(inputs))
+
+    return product
+
+
+def matrix_free(
+    forward: Forward,
+    theta: Tensor,
+    inputs: Tensor,
+    curvature: OutputMap,
+    chunk_size: int = 64,
+    *,
+    column_chunk_size: int = 10,
+) -> Product:
+    """`V -> (1/N) sum_n J_n^T S_n (J_n V)` by forward- and reverse-mode products, keeping nothing of size N.
+
+    Samples are streamed in blocks of `chunk_size`; `column_chunk_size` columns are differentiated together.
+    """
+    _require_samples(inputs)
+    theta = theta.detach()
+
+    def block_product(block: Tensor, tangent: Tensor) -> Tensor:
+        def outputs_at(parameters: Tensor) -> Tensor:
+            return forward(parameters, block)
+
+        outputs, output_tangent = jvp(outputs_at, (theta,), (tangent,))
+        pull_back = vjp(outputs_at, theta)[1]
+        return pull_back(curvature(outputs, output_tangent.unsqueeze(-1)).squeeze(-1))[0]
+
+    over_columns = vmap(block_product, in_dims=(None, 1), out_dims=1, chunk_size=column_chunk_size)
+
+    def product(columns: Tensor) -> Tensor:
+        total = torch.zeros_like(columns)
+        for block in inputs.split(chunk_size):
+            total += over_columns(block, columns)
+        return total.div_(len(inputs))
+
+    return product
+
+
+def _row_maker(
+    forward: Forward, root: OutputMap, num_outputs: int, chunk_size: int
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """`(theta, inputs [B, ...]) -> [B * C, P]`, the rows of `F_n J_n`."""
+
+    def outputs_twice(theta: Tensor, sample: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = forward(theta, sample.unsqueeze(0)).squeeze(0)
+        return outputs, outputs
+
+    per_sample = vmap(jacrev(outputs_twice, has_aux=True), in_dims=(None, 0))
+
+    def rows(theta: Tensor, inputs: Tensor) -> Tensor:
+        result = theta.new_empty(len(inputs), num_outputs, len(theta))
+        for part, chunk in zip(result.split(chunk_size), inputs.split(chunk_size), strict=True):
+            jacobian, outputs = per_sample(theta, chunk)
+            part.copy_(root(outputs, jacobian))
+        return result.flatten(0, 1)
+
+    return rows
+
+
+def _num_outputs(forward: Forward, theta: Tensor, inputs: Tensor) -> int:
+    with torch.no_grad():
+        return forward(theta, inputs[:1]).shape[-1]
+
+
+def _require_samples(inputs: Tensor) -> None:
+    if len(inputs) == 0:
+        raise ValueError("fisher: the Fisher matrix of a data set without samples is not defined")

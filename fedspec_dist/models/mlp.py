@@ -1,0 +1,35 @@
+"""A multilayer perceptron."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from .layers import InputShape
+
+
+class Mlp(nn.Module):
+    """Fully connected layers with ReLU between them, on the flattened image; without `hidden`, linear.
+
+    The default widths are the "2NN" of B. McMahan et al., "Communication-Efficient Learning of Deep Networks
+    from Decentralized Data", AISTATS 2017.
+    """
+
+    def __init__(
+        self, input_shape: InputShape, num_classes: int, *, hidden: Sequence[int] = (200, 200)
+    ) -> None:
+        super().__init__()
+        if isinstance(hidden, str) or any(not isinstance(width, int) or width < 1 for width in hidden):
+            raise ValueError(f"model.hidden: {hidden!r} given; allowed is a list of whole numbers from 1")
+        widths = [math.prod(input_shape), *hidden]
+        layers: list[nn.Module] = []
+        for inputs, outputs in pairwise(widths):
+            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+        self.features = nn.Sequential(*layers)
+        self.fc = nn.Linear(widths[-1], num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:  # [B, C, H, W] -> [B, num_classes]
+        return self.fc(self.features(images.flatten(1)))

@@ -1,0 +1,157 @@
+"""Checkpoints: whole directories, renamed into place, verified before they are believed.
+
+    checkpoints/round-000010/
+      model.safetensors     parameters and buffers under their module names
+      server.safetensors    the server optimizer's and the aggregator's vectors
+      state.json            what the run needs besides, and the size and SHA-256 of the files above
+
+A directory without a `state.json` that matches its files is not a checkpoint, whatever its name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+_FORMAT = 1
+_TENSOR_FILES = ("model.safetensors", "server.safetensors")
+
+
+class CheckpointError(OSError):
+    """A checkpoint could not be written; what was there before is untouched."""
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """A run after `round` completed rounds."""
+
+    round: int
+    fingerprint: str  # of the config
+    model: Mapping[str, Tensor]
+    server: Mapping[str, Tensor]
+
+
+def save(folder: Path, state: SavedState, keep: int) -> Path:
+    """Write `folder/round-NNNNNN` and then delete all but the newest `keep`.
+
+    Raises:
+        CheckpointError: the disk is full or cannot be written; older checkpoints stay.
+    """
+    target = folder / f"round-{state.round:06d}"
+    temporary = folder / f".{target.name}.{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(folder)
+        temporary.mkdir()
+        _write(temporary, state)
+        if target.exists():  # a damaged one of the same round, passed over at the start
+            shutil.rmtree(target)
+        os.replace(temporary, target)
+        _sync(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise CheckpointError(
+            f"checkpoint of round {state.round} could not be written to {folder}: {error}. Earlier checkpoints are "
+            "untouched: free space or choose another output=FOLDER, then start the same command again to resume"
+        ) from error
+    for old in _existing(folder)[keep:]:
+        shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def load_newest(folder: Path, fingerprint: str) -> SavedState | None:
+    """The newest checkpoint that verifies, or None; says which ones it passed over and why."""
+    for candidate in _existing(folder):
+        try:
+            return _load(candidate, fingerprint)
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            log.warning("checkpoint %s passed over: %s", candidate, error)
+    return None
+
+
+def write_model(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """A safetensors file, renamed into place; loadable with `safetensors.torch.load_file` and nothing else of ours."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary)
+        os.replace(temporary, path)
+    except (OSError, SafetensorError) as error:
+        temporary.unlink(missing_ok=True)
+        raise CheckpointError(f"{path} could not be written: {error}") from error
+
+
+def _write(folder: Path, state: SavedState) -> None:
+    for name, tensors in zip(_TENSOR_FILES, (state.model, state.server), strict=True):
+        save_file({key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}, folder / name)
+        _sync(folder / name)
+    description = {
+        "format": _FORMAT,
+        "round": state.round,
+        "config": state.fingerprint,
+        "files": {name: _digest(folder / name) for name in _TENSOR_FILES},
+    }
+    path = folder / "state.json"
+    path.write_text(json.dumps(description, indent=1))
+    _sync(path)
+    _sync(folder)
+
+
+def _load(folder: Path, fingerprint: str) -> SavedState:
+    description = json.loads((folder / "state.json").read_text())
+    if description["format"] != _FORMAT:
+        raise ValueError(f"format {description['format']}, this version reads {_FORMAT}")
+    if description["config"] != fingerprint:
+        raise ValueError(f"belongs to config {description['config']}, not {fingerprint}")
+    if f"round-{description['round']:06d}" != folder.name:
+        raise ValueError(f"is of round {description['round']}")
+    for name in _TENSOR_FILES:
+        expected, found = description["files"][name], _digest(folder / name)
+        if expected != found:
+            raise ValueError(f"{name} is damaged ({found['bytes']} bytes, {expected['bytes']} were written)")
+    model, server = (load_file(folder / name) for name in _TENSOR_FILES)
+    return SavedState(description["round"], fingerprint, model, server)
+
+
+def _existing(folder: Path) -> list[Path]:
+    """Newest first."""
+    return sorted(folder.glob("round-[0-9]*"), reverse=True)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Half-written directories of killed processes. One process writes here, so none is in use."""
+    for leftover in folder.glob(".round-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _digest(path: Path) -> dict[str, object]:
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": _sha256(file)}
+
+
+def _sha256(file: object) -> str:
+    digest = hashlib.sha256()
+    while chunk := file.read(1 << 20):  # type: ignore[attr-defined]
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some file systems cannot sync a directory
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

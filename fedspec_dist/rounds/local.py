@@ -1,0 +1,165 @@
+"""This rank's part of the local training, and what all ranks learn of everybody's."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedspec_dist import seeding
+from fedspec_dist.config import Config
+from fedspec_dist.distributed.collectives import Collectives
+from fedspec_dist.distributed.runtime import Runtime
+from fedspec_dist.rounds.experiment import Federation, Stage
+from fedspec_dist.rounds.sampling import client_work
+from fedspec_dist.rounds.server import LocalRows, RoundFacts
+
+log = logging.getLogger(__name__)
+
+# Columns of the table that ranks exchange: mean loss, energy removed, largest entry of the update, rank of the sketch.
+_NUM_SCALARS = 4
+
+
+class NonFiniteUpdateError(ValueError):
+    """A client's update has a NaN or an infinity."""
+
+
+@dataclass
+class LocalResult:
+    """Rows of this rank's clients, in the order in which they were trained. Nothing here has left the device."""
+
+    updates: Tensor  # [num_local, columns.padded]
+    scalars: list[Tensor] = field(default_factory=list)  # each [3], see the executor
+    sketches: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # eigenvalues [r], rows [r, P]
+    complete: bool = True  # False when a request to stop came in between
+
+    def rows(self, kept: Sequence[int], with_sketches: bool) -> LocalRows:
+        """The rows of the clients at the local places `kept`."""
+        updates = self.updates if len(kept) == len(self.updates) else self.updates[list(kept)]
+        if not with_sketches:
+            return LocalRows(updates)
+        padded = updates.shape[1]
+        parts = [self.sketches[place][1] for place in kept]
+        sketches = updates.new_zeros(sum(len(part) for part in parts), padded)
+        if parts:
+            stacked = torch.cat(parts)
+            sketches[:, : stacked.shape[1]] = stacked
+        return LocalRows(updates, sketches)
+
+
+def train_clients(
+    config: Config,
+    runtime: Runtime,
+    federation: Federation,
+    stage: Stage,
+    theta: Tensor,
+    round_index: int,
+    clients: Sequence[int],
+) -> LocalResult:
+    """Train these clients from `theta`, one after the other; between two clients a request to stop is heeded."""
+    local = stage.phase.local
+    result = LocalResult(theta.new_zeros(len(clients), stage.columns.padded))
+    for place, client in enumerate(clients):
+        if runtime.stop:
+            result.complete = False
+            break
+        samples = federation.clients[client]
+        work = client_work(
+            config.seed,
+            round_index,
+            client,
+            samples,
+            local.epochs,
+            local.batch_size,
+            stage.augmentation,
+            runtime.device,
+        )
+        try:
+            if stage.sketcher is not None:
+                positions = torch.from_numpy(samples).to(runtime.device)
+                seed = seeding.torch_seed(config.seed, "sketch", round_index)  # the same for all clients, as published
+                result.sketches.append(stage.sketcher.sketch(theta, positions, seed))
+            row = result.updates[place, : len(theta)]
+            result.scalars.append(stage.executor.train(work, theta, stage.lr(round_index), row))
+        except Exception:
+            log.error("client %d failed in round %d on rank %d", client, round_index + 1, runtime.rank)
+            raise
+    return result
+
+
+@dataclass(frozen=True)
+class CohortReport:
+    """What every rank knows after the local training, by position in the cohort."""
+
+    cohort: Sequence[int]
+    plan: Sequence[Sequence[int]]
+    num_samples: Sequence[int]
+    scalars: Tensor  # [K, _NUM_SCALARS] float64, on the CPU
+    eigenvalues: Sequence[Tensor]  # [r_k] each
+    stopped: bool
+
+    def finite(self, policy: str, round_number: int) -> list[int]:
+        """Positions of the clients whose updates are finite.
+
+        Raises:
+            NonFiniteUpdateError: with policy `raise`, when there are others.
+        """
+        largest = self.scalars[:, 2].tolist()
+        bad = [position for position, value in enumerate(largest) if not math.isfinite(value)]
+        if bad and policy == "raise":
+            rank = next(rank for rank, positions in enumerate(self.plan) if bad[0] in positions)
+            raise NonFiniteUpdateError(
+                f"client {self.cohort[bad[0]]} returned a non-finite update in round {round_number} (rank {rank}"
+                f"{f'; {len(bad) - 1} more clients did' if len(bad) > 1 else ''}). Lower local.lr, set local.clip_norm, "
+                "or drop such clients with runtime.on_nonfinite=skip"
+            )
+        return [position for position in range(len(self.cohort)) if position not in bad]
+
+    def facts(self, kept: Sequence[int]) -> RoundFacts:
+        """The kept clients, renumbered."""
+        place = {position: number for number, position in enumerate(kept)}
+        return RoundFacts(
+            num_samples=[self.num_samples[position] for position in kept],
+            owners=[[place[p] for p in positions if p in place] for positions in self.plan],
+            eigenvalues=[self.eigenvalues[position] for position in kept],
+        )
+
+    def metrics(self, kept: Sequence[int]) -> dict[str, float | int | None]:
+        """Mean over clients of their mean losses, and of the energy that the filter removed from their first gradient."""
+        means = self.scalars[list(kept), :2].mean(dim=0).tolist() if kept else [None, None]
+        record: dict[str, float | int | None] = {"train_loss": means[0], "filter/energy_removed": means[1]}
+        if len(kept) < len(self.cohort):
+            record["clients_skipped"] = len(self.cohort) - len(kept)
+        return record
+
+
+def share_results(
+    result: LocalResult,
+    cohort: Sequence[int],
+    num_samples: Sequence[int],
+    plan: Sequence[Sequence[int]],
+    max_rank: int,
+    collectives: Collectives,
+) -> CohortReport:
+    """One table with a row per client and rank, gathered by all: `max_rank` is the most eigenvalues of a client."""
+    height = max(len(positions) for positions in plan) + 1
+    table = torch.zeros(height, _NUM_SCALARS + max_rank, dtype=torch.float64, device=result.updates.device)
+    table[0, 0] = float(not result.complete)
+    for place, values in enumerate(result.scalars):
+        table[place + 1, :3] = values
+    for place, (eigenvalues, _) in enumerate(result.sketches):
+        table[place + 1, 3] = len(eigenvalues)
+        table[place + 1, _NUM_SCALARS : _NUM_SCALARS + len(eigenvalues)] = eigenvalues
+    tables = collectives.all_gather(table, "gathering of client results").cpu()
+    rows = torch.zeros(len(cohort), table.shape[1], dtype=torch.float64)
+    for rank, positions in enumerate(plan):
+        rows[list(positions)] = tables[rank, 1 : len(positions) + 1]
+    ranks = rows[:, 3].int().tolist()
+    eigenvalues = [row[_NUM_SCALARS : _NUM_SCALARS + rank] for row, rank in zip(rows, ranks, strict=True)]
+    return CohortReport(
+        cohort, plan, num_samples, rows[:, :_NUM_SCALARS], eigenvalues, bool(tables[:, 0, 0].any())
+    )

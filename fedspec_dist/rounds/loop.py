@@ -1,0 +1,113 @@
+"""The training loop: one federated round after the other, to the last or to a request to stop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedspec_dist.config import Config
+from fedspec_dist.distributed.assignment import assign
+from fedspec_dist.distributed.runtime import Runtime
+from fedspec_dist.rounds.checkpoint import SavedState, save
+from fedspec_dist.rounds.evaluation import evaluate
+from fedspec_dist.rounds.experiment import Federation, Stage
+from fedspec_dist.rounds.local import share_results, train_clients
+from fedspec_dist.rounds.phases import Phases
+from fedspec_dist.rounds.sampling import sample_cohort
+from fedspec_dist.rounds.timing import Clock, share_totals
+from fedspec_dist.tracking.metrics import Tracker
+from fedspec_dist.tracking.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a run works with."""
+
+    config: Config
+    runtime: Runtime
+    federation: Federation
+    phases: Phases
+    folder: RunFolder
+    tracker: Tracker
+
+
+def train(job: Job, completed: int) -> int:
+    """Rounds `completed + 1` to the last. Returns the number of rounds now completed: fewer than asked for when
+    somebody requested a stop. A checkpoint holds them in either case.
+
+    Every rank runs this function; the comments say where ranks wait for each other.
+    """
+    config, runtime, federation = job.config, job.runtime, job.federation
+    collectives = runtime.collectives
+    saved = completed
+    while completed < config.rounds:
+        index = completed
+        clock = Clock(runtime.device)
+        bytes_before = collectives.bytes_sent
+
+        # Which methods, which clients, who trains them: every rank works it out alike, without a word exchanged.
+        stage = job.phases.enter(index)
+        theta = stage.theta.clone()
+        cohort = sample_cohort(config.seed, index, federation.population, config.cohort_size())
+        num_samples = federation.num_samples(cohort)
+        plan = assign([stage.cost(count) for count in num_samples], runtime.num_ranks)
+        mine = plan[runtime.rank]
+
+        # Local training. No rank waits; a rank without clients goes straight on.
+        local = train_clients(config, runtime, federation, stage, theta, index, [cohort[p] for p in mine])
+        clock.lap("train")
+
+        # All ranks wait: how each client fared, and whether a request to stop ended somebody's training half-way.
+        report = share_results(local, cohort, num_samples, plan, stage.max_rank, collectives)
+        if report.stopped:
+            stage.theta.copy_(theta)
+            break
+        kept = report.finite(config.runtime.on_nonfinite, index + 1)
+
+        # All ranks wait: rows of own clients become own columns of all clients.
+        diagnostics: dict[str, float] = {}
+        if kept:
+            facts = report.facts(kept)
+            rows = local.rows([place for place, p in enumerate(mine) if p in kept], stage.sketcher is not None)
+            matrices = stage.server.exchange(rows, facts)
+            clock.lap("exchange")
+            # All ranks wait: sums over column blocks, then the slices of the new model.
+            theta, diagnostics = stage.server.step(theta, matrices)
+        stage.theta.copy_(theta)
+        clock.lap("aggregate")
+        completed += 1
+
+        # All ranks wait: the new model on each rank's blocks of the test set.
+        scores: dict[str, float] = {}
+        if completed % config.eval.every == 0 or completed == config.rounds:
+            dataset = federation.dataset
+            scores = evaluate(
+                job.phases.module,
+                stage.task,
+                dataset.test_images,
+                dataset.test_labels,
+                config.eval.batch_size,
+                collectives,
+            )
+        clock.lap("eval")
+
+        # All ranks wait: times, bytes, requests to stop. Rank 0 writes the round down.
+        totals = share_totals(clock, collectives.bytes_sent - bytes_before, bool(runtime.stop), collectives)
+        record = {"round": completed, "phase": job.phases.number(index), "cohort": cohort, **report.metrics(kept)}
+        job.tracker.log({**record, **scores, "lr": stage.lr(index), **totals.metrics, **diagnostics})
+        if completed % config.checkpoint.every == 0 or completed == config.rounds:
+            checkpoint(job, stage, completed)
+            saved = completed
+        if totals.stopped:
+            break
+    if saved != completed:
+        checkpoint(job, job.phases.enter(completed), completed)
+    return completed
+
+
+def checkpoint(job: Job, stage: Stage, completed: int) -> None:
+    """Every rank gives its slices of the server's state; rank 0 writes while the others go on."""
+    server = stage.server.full_state()
+    if job.runtime.is_main:
+        model = job.phases.module.state_dict()
+        state = SavedState(completed, job.config.fingerprint(), model, server)
+        save(job.folder.checkpoints, state, job.config.checkpoint.keep)

@@ -1,0 +1,49 @@
+"""Which phase a round belongs to, and the stage that works in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+
+from torch import Tensor, nn
+
+from fedspec_dist.config import Config, Phase
+from fedspec_dist.distributed.runtime import Runtime
+from fedspec_dist.rounds.experiment import Federation, Stage
+
+
+def phase_of_round(phases: Sequence[Phase], round_index: int) -> int:
+    """The number of the phase of a round; both count from 0."""
+    ends = list(accumulate(phase.rounds for phase in phases))
+    return next(number for number, end in enumerate(ends) if round_index < end)
+
+
+class Phases:
+    """Makes the stage of each phase when its first round comes; the model passes from one to the next."""
+
+    def __init__(self, config: Config, module: nn.Module, federation: Federation, runtime: Runtime) -> None:
+        self.module = module
+        self._config = config
+        self._federation = federation
+        self._runtime = runtime
+        self._schedule = config.schedule()
+        self._current = -1
+        self._stage: Stage | None = None
+
+    def number(self, round_index: int) -> int:
+        return phase_of_round(self._schedule, round_index)
+
+    def enter(self, round_index: int) -> Stage:
+        """The stage of this round. A new one starts from the parameters that the module then has."""
+        number = self.number(round_index)
+        if number != self._current or self._stage is None:
+            self._stage = Stage(
+                self._config, self._schedule[number], self.module, self._federation, self._runtime
+            )
+            self._current = number
+        return self._stage
+
+    def resume(self, completed: int, server_state: Mapping[str, Tensor]) -> None:
+        """Go on after `completed` rounds; a server's state outlives its round but not its phase."""
+        if 0 < completed < self._config.rounds and self.number(completed) == self.number(completed - 1):
+            self.enter(completed).server.load_state(dict(server_state))

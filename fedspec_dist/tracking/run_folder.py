@@ -1,0 +1,127 @@
+"""The folder of a run: names of its files, its lock, and what is written once at the start and at the end."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+
+class RunFolder:
+    """All paths below `<output>/<name>-<hash>`; creating one touches nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.environment = path / "environment.json"
+        self.metrics = path / "metrics.jsonl"
+        self.summary = path / "summary.json"
+        self.checkpoints = path / "checkpoints"
+        self.model = path / "model.safetensors"
+        self.tensorboard = path / "tensorboard"
+        self.logs = path / "log"
+        self._lock: IO[str] | None = None
+
+    def finished(self) -> dict[str, Any] | None:
+        """The summary of a run that ended as it should, else None."""
+        try:
+            summary = json.loads(self.summary.read_text())
+        except (OSError, json.JSONDecodeError):
+            return None
+        return summary if isinstance(summary, dict) and summary.get("status") == "finished" else None
+
+    def open(self, fresh: bool) -> None:
+        """Create the folder, take its lock and, with `fresh`, empty it.
+
+        Raises:
+            ValueError: the folder cannot be made, or another process runs in it. The lock belongs to the process, so a
+                killed run leaves none.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.path / ".lock").open("a+")
+        except OSError as error:
+            raise ValueError(f"output: the run folder {self.path} cannot be written: {error.strerror}") from error
+        self._take_lock(self._lock)
+        if fresh:
+            for entry in self.path.iterdir():
+                if entry.name != ".lock":
+                    shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
+    def _take_lock(self, file: IO[str]) -> None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise ValueError(
+                f"output: the run folder {self.path} is in use by {file.read().strip() or 'another process'}; wait for it, "
+                "stop it, or give this run another name= or output="
+            ) from None
+        except OSError:
+            # Some network file systems have no locks; a run without one is better than none.
+            logging.getLogger(__name__).info("no file locks on %s: two runs in one folder go unnoticed", self.path)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {os.uname().nodename}\n")
+        file.flush()
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Indented JSON, renamed into place."""
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(json.dumps(content, indent=1) + "\n")
+    os.replace(temporary, path)
+
+
+def git_state(folder: Path) -> dict[str, Any]:
+    """Commit and whether files differ from it, of the checkout that holds `folder`; empty outside one."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        return {"git_commit": git("rev-parse", "HEAD"), "git_dirty": bool(git("status", "--porcelain"))}
+    except (OSError, subprocess.SubprocessError):
+        return {}
+
+
+class _RankFormatter(logging.Formatter):
+    def __init__(self, rank: int, num_ranks: int) -> None:
+        super().__init__("%(message)s")
+        self._prefix = f"[rank {rank}] " if num_ranks > 1 else ""
+
+    def format(self, record: logging.LogRecord) -> str:
+        level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
+        return f"{self._prefix if record.levelno > logging.INFO else ''}{level}{super().format(record)}"
+
+
+def log_to_console(rank: int, num_ranks: int) -> None:
+    """Rank 0 says what it does; the others only warn, prefixed with their rank. Warnings of libraries included."""
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        root.removeHandler(old)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setLevel(logging.INFO if rank == 0 else logging.WARNING)
+    handler.setFormatter(_RankFormatter(rank, num_ranks))
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    logging.getLogger("fedspec_dist").setLevel(logging.DEBUG)
+
+
+def log_to_file(folder: RunFolder, rank: int) -> None:
+    """Everything, tracebacks included, to `log/rank-N.log`, appended over restarts."""
+    folder.logs.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(folder.logs / f"rank-{rank}.log", delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger().addHandler(handler)
