@@ -303,7 +303,9 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.add_implicit_resolver(  # type: ignore[no-untyped-call]
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?((\d+\.\d*|\.\d+)([eE][-+]?\d+)?|\d+[eE][-+]?\d+)$"), list("-+0123456789.")
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?((\d+\.\d*|\.\d+)([eE][-+]?\d+)?|\d+[eE][-+]?\d+)$"),
+    list("-+0123456789."),
 )
 
 
@@ -444,7 +446,9 @@ def _expand_phases(raw: dict[str, Any], rounds_given: bool) -> None:
     complete = []
     for number, phase in enumerate(phases):
         if not isinstance(phase, dict):
-            raise ConfigError(f"phases.{number}: a phase is a mapping with rounds and overrides, got {phase!r}")
+            raise ConfigError(
+                f"phases.{number}: a phase is a mapping with rounds and overrides, got {phase!r}"
+            )
         full = {key: deepcopy(raw[key]) for key in PHASE_SECTIONS if key in raw}
         merge(full, phase)
         complete.append(full)
@@ -547,7 +551,9 @@ def _check_combinations(config: Config) -> None:
             f"allowed: at most {population}"
         )
     if config.runtime.backend == "nccl" and config.runtime.device == "cpu":
-        raise ConfigError("runtime.backend: got 'nccl' with runtime.device 'cpu'; allowed on CPUs: gloo, auto")
+        raise ConfigError(
+            "runtime.backend: got 'nccl' with runtime.device 'cpu'; allowed on CPUs: gloo, auto"
+        )
     prefix = "phases.{}.server" if config.phases else "server"
     for number, phase in enumerate(config.schedule()):
         aggregator = phase.server.aggregator

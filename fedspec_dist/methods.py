@@ -65,9 +65,9 @@ _Norm = Literal["group", "none"]
 MODELS = {
     "mlp": method("models.mlp:Mlp", hidden=(list[Count], [200, 200])),
     "cnn": method("models.cnn:Cnn", norm=(_Norm, "group")),
-    "cnn8k": method("models.fipa_cnn:Cnn8k"),
-    "cnn23k": method("models.fipa_cnn:Cnn23k"),
-    "cnn207k": method("models.fipa_cnn:Cnn207k"),
+    "cnn8k": method("models.fipa_cnn:cnn8k"),
+    "cnn23k": method("models.fipa_cnn:cnn23k"),
+    "cnn207k": method("models.fipa_cnn:cnn207k"),
     "lenet": method("models.lenet:LeNet"),
     "resnet20": method("models.resnet:ResNet20", norm=(_Norm, "group")),
 }

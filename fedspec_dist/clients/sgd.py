@@ -19,7 +19,9 @@ class LocalSgd:
     Weight decay comes after clipping and is never filtered. The norm is over all trainable parameters of a client.
     """
 
-    def __init__(self, momentum: float = 0.0, weight_decay: float = 0.0, clip_norm: float | None = None) -> None:
+    def __init__(
+        self, momentum: float = 0.0, weight_decay: float = 0.0, clip_norm: float | None = None
+    ) -> None:
         self.momentum = momentum
         self.weight_decay = weight_decay
         self.clip_norm = clip_norm

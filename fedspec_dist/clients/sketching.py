@@ -42,7 +42,9 @@ class Sketcher:
             self._forward,
             theta,
             self._images.index_select(0, samples),
-            self._task,
+            self._task.curvature_root,
+            self._task.curvature,
+            num_columns=settings.rank + settings.oversampling,
             memory_budget_bytes=self._memory_budget_bytes,
         )
         eigenvalues, basis = top_eigenpairs(

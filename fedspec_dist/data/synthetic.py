@@ -11,14 +11,18 @@ import numpy as np
 from ..seeding import generator
 from .arrays import Arrays
 
-_GRID = 4  # patterns are random values on a 4x4 grid, interpolated to the image
-_PATTERNS_PER_CLASS = 4  # several, so that a class is not one direction and a linear model falls short
-_SIGNAL = 0.35  # deviation of the pattern per unit of noise: at 32x32 learnable, not at first sight
+_GRID = 4  # patterns are random values on a 4x4 torus, interpolated to the image
+_PATTERNS_PER_CLASS = 2
+_SIGNAL_ENERGY = (
+    1100.0  # of a pattern over the whole image, where a pixel's noise has 1: a third of it at 3x32x32
+)
 _CHUNK = 1024  # images made at a time, so that no temporary is as large as the data set
 
 
 class Synthetic:
-    """Each image is one of its class's smooth patterns plus white noise, scaled to mean 0 and deviation 1.
+    """Each image is a smooth pattern of its class, shifted at random, plus white noise; deviation 1 overall.
+
+    The shift (around the edges) keeps a linear model from learning more than a little of it.
 
     Args:
         shape: channels, height, width.
@@ -55,9 +59,8 @@ class Synthetic:
         return f"synthetic 1 {self.seed} {self.shape} {self.num_classes} {self.num_train} {self.num_test}"
 
     def load(self) -> Arrays:
-        patterns = smooth_patterns(
-            generator(self.seed, "synthetic/patterns"), (self.num_classes, _PATTERNS_PER_CLASS), self.shape
-        )
+        rng = generator(self.seed, "synthetic/patterns")
+        patterns = smooth_patterns(rng, self.num_classes * _PATTERNS_PER_CLASS, self.shape)
         train = self._split(patterns, self.num_train, "synthetic/train")
         test = self._split(patterns, self.num_test, "synthetic/test")
         channels = self.shape[0]
@@ -66,29 +69,38 @@ class Synthetic:
     def _split(self, patterns: np.ndarray, num: int, purpose: str) -> tuple[np.ndarray, np.ndarray]:
         rng = generator(self.seed, purpose)
         labels = rng.permutation(np.arange(num, dtype=np.int64) % self.num_classes)
-        which = rng.integers(patterns.shape[1], size=num)
-        images = np.empty((num, *patterns.shape[2:]), np.float32)
+        which = labels * _PATTERNS_PER_CLASS + rng.integers(_PATTERNS_PER_CLASS, size=num)
+        images = np.empty((num, *patterns.shape[1:]), np.float32)
+        signal = np.float32(np.sqrt(_SIGNAL_ENERGY / patterns[0].size))
         for start in range(0, num, _CHUNK):
-            rows = slice(start, start + _CHUNK)
-            rng.standard_normal(dtype=np.float32, out=images[rows])
-            images[rows] += np.float32(_SIGNAL) * patterns[labels[rows], which[rows]]
-            images[rows] /= np.float32(np.sqrt(1 + _SIGNAL**2))
+            chunk = images[start : start + _CHUNK]
+            rng.standard_normal(dtype=np.float32, out=chunk)
+            chunk += signal * _shifted(patterns, which[start : start + _CHUNK], rng)
+            chunk /= np.sqrt(1 + signal**2)
         return images, labels
 
 
-def smooth_patterns(rng: np.random.Generator, leading: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
-    """Interpolated random grids, float32 `[*leading, H, W, C]` for shape `(C, H, W)`, mean 0, deviation 1."""
+def smooth_patterns(rng: np.random.Generator, num: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Interpolated random grids, float32 `[num, H, W, C]` for shape `(C, H, W)`, each of mean 0 and deviation 1."""
     channels, height, width = shape
-    grid = rng.standard_normal((*leading, channels, _GRID, _GRID))
-    fields = _interpolation(height) @ grid @ _interpolation(width).T
-    fields = np.moveaxis(fields, -3, -1)
-    image_axes = (-3, -2, -1)
-    fields -= fields.mean(axis=image_axes, keepdims=True)
-    fields /= fields.std(axis=image_axes, keepdims=True) + 1e-12
-    return fields.astype(np.float32)
+    grid = rng.standard_normal((num, channels, _GRID, _GRID))
+    fields = np.moveaxis(_interpolation(height) @ grid @ _interpolation(width).T, 1, -1)
+    fields -= fields.mean(axis=(1, 2, 3), keepdims=True)
+    fields /= fields.std(axis=(1, 2, 3), keepdims=True) + 1e-12
+    return np.ascontiguousarray(fields, dtype=np.float32)
 
 
 def _interpolation(size: int) -> np.ndarray:
-    """Matrix `[size, grid]` of linear interpolation from the grid's points to `size` points."""
-    at = np.linspace(0, _GRID - 1, size)
-    return np.maximum(0, 1 - np.abs(at[:, None] - np.arange(_GRID)))
+    """Matrix `[size, grid]` of linear interpolation from the points of a circle to `size` points on it."""
+    at = np.arange(size) * _GRID / size
+    distance = np.abs(at[:, None] - np.arange(_GRID))
+    return np.maximum(0, 1 - np.minimum(distance, _GRID - distance))
+
+
+def _shifted(patterns: np.ndarray, which: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """`patterns[which]`, each moved around the edges by random numbers of pixels."""
+    _, height, width, channels = patterns.shape
+    rows = (np.arange(height) + rng.integers(height, size=(len(which), 1))) % height
+    columns = (np.arange(width) + rng.integers(width, size=(len(which), 1))) % width
+    pixels = (which[:, None] * height + rows)[:, :, None] * width + columns[:, None, :]
+    return patterns.reshape(-1, channels)[pixels]

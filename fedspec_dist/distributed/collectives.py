@@ -115,7 +115,9 @@ def _named(what: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise CollectiveError(f"rank {dist.get_rank()} lost contact with the other ranks during {what}: {error}") from error
+        raise CollectiveError(
+            f"rank {dist.get_rank()} lost contact with the other ranks during {what}: {error}"
+        ) from error
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ class Runtime:
         return self.environment.local_rank == 0
 
 
-def run(settings: Any, environment: Environment, body: Callable[[Runtime], int]) -> int:
+def run(settings: Any, environment: Environment, body: Callable[[Runtime], int], debug: bool = False) -> int:
     """Run `body` on every rank and return the exit code; `settings` is the config's `runtime` section.
 
     A failure anywhere ends all ranks within seconds: the first rank to fail shows its message (a ValueError, made
@@ -71,6 +72,7 @@ def run(settings: Any, environment: Environment, body: Callable[[Runtime], int])
     num_visible = torch.cuda.device_count() if device.type == "cuda" else 0
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    torch.autograd.set_detect_anomaly(debug)
     stop = StopRequest()
     if not environment.launched or environment.num_ranks == 1:
         stop.install()
@@ -144,12 +146,19 @@ def _fail(error: Exception, environment: Environment, watch: Watch) -> None:
 
 
 def _show(error: Exception, environment: Environment) -> None:
+    """What we raised for the user stands alone, its traceback in the log file; anything else comes with it."""
     where = f"rank {environment.rank} on {environment.host}: " if environment.num_ranks > 1 else ""
-    if isinstance(error, (ValueError, CollectiveError, OSError)):
+    trace = "".join(traceback.format_exception(error))
+    if isinstance(error, (ValueError, CollectiveError, OSError)) and _is_ours(error):
         log.error("%s%s", where, error)
-        log.debug("%s", "".join(traceback.format_exception(error)))
+        log.debug("%s", trace)
     else:
-        log.error("%s%s", where, "".join(traceback.format_exception(error)))
+        log.error("%s%s", where, trace)
+
+
+def _is_ours(error: Exception) -> bool:
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and Path(frames[-1].filename).is_relative_to(Path(__file__).parents[1])
 
 
 def _leave() -> None:

@@ -96,7 +96,9 @@ class UpdateMatrix:
 
 def exchange(
     rows: Tensor,  # [num_local_rows, columns.padded] float32, zero beyond num_columns
-    row_owners: Sequence[Sequence[int]],  # for each rank, the global positions of its rows, in the order it holds them
+    row_owners: Sequence[
+        Sequence[int]
+    ],  # for each rank, the global positions of its rows, in the order it holds them
     columns: Columns,
     collectives: Collectives,
 ) -> Tensor:
@@ -122,7 +124,9 @@ def assemble(part: Tensor, columns: Columns, collectives: Collectives) -> Tensor
     longest = max(counts) * columns.width
     padded = torch.nn.functional.pad(part, (0, longest - part.numel()))
     if sum(count > 0 for count in counts) == 1:  # one rank owns all: the others only listen
-        return collectives.broadcast(padded, "broadcast of the model", counts.index(max(counts)))[: columns.num_columns]
+        return collectives.broadcast(padded, "broadcast of the model", counts.index(max(counts)))[
+            : columns.num_columns
+        ]
     gathered = collectives.all_gather(padded, "gathering of the model")
     parts = [gathered[rank, : count * columns.width] for rank, count in enumerate(counts)]
     return torch.cat(parts)[: columns.num_columns]

@@ -95,7 +95,10 @@ def write_model(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def _write(folder: Path, state: SavedState) -> None:
     for name, tensors in zip(_TENSOR_FILES, (state.model, state.server), strict=True):
-        save_file({key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}, folder / name)
+        save_file(
+            {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()},
+            folder / name,
+        )
         _sync(folder / name)
     description = {
         "format": _FORMAT,

@@ -87,7 +87,9 @@ def build_model(config: Config, dataset: Dataset) -> nn.Module:
 class Stage:
     """A phase at work: the methods it names, bound to the model and to this rank."""
 
-    def __init__(self, config: Config, phase: Phase, module: nn.Module, federation: Federation, runtime: Runtime) -> None:
+    def __init__(
+        self, config: Config, phase: Phase, module: nn.Module, federation: Federation, runtime: Runtime
+    ) -> None:
         self.phase = phase
         self.task = Classification()
         self.layout = ParameterLayout(module, phase.trainable)

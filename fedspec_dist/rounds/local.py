@@ -81,7 +81,9 @@ def train_clients(
         try:
             if stage.sketcher is not None:
                 positions = torch.from_numpy(samples).to(runtime.device)
-                seed = seeding.torch_seed(config.seed, "sketch", round_index)  # the same for all clients, as published
+                seed = seeding.torch_seed(
+                    config.seed, "sketch", round_index
+                )  # the same for all clients, as published
                 result.sketches.append(stage.sketcher.sketch(theta, positions, seed))
             row = result.updates[place, : len(theta)]
             result.scalars.append(stage.executor.train(work, theta, stage.lr(round_index), row))

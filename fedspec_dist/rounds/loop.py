@@ -58,6 +58,7 @@ def train(job: Job, completed: int) -> int:
 
         # All ranks wait: how each client fared, and whether a request to stop ended somebody's training half-way.
         report = share_results(local, cohort, num_samples, plan, stage.max_rank, collectives)
+        clock.lap("wait")
         if report.stopped:
             stage.theta.copy_(theta)
             break
@@ -67,7 +68,9 @@ def train(job: Job, completed: int) -> int:
         diagnostics: dict[str, float] = {}
         if kept:
             facts = report.facts(kept)
-            rows = local.rows([place for place, p in enumerate(mine) if p in kept], stage.sketcher is not None)
+            rows = local.rows(
+                [place for place, p in enumerate(mine) if p in kept], stage.sketcher is not None
+            )
             matrices = stage.server.exchange(rows, facts)
             clock.lap("exchange")
             # All ranks wait: sums over column blocks, then the slices of the new model.
@@ -92,7 +95,12 @@ def train(job: Job, completed: int) -> int:
 
         # All ranks wait: times, bytes, requests to stop. Rank 0 writes the round down.
         totals = share_totals(clock, collectives.bytes_sent - bytes_before, bool(runtime.stop), collectives)
-        record = {"round": completed, "phase": job.phases.number(index), "cohort": cohort, **report.metrics(kept)}
+        record = {
+            "round": completed,
+            "phase": job.phases.number(index),
+            "cohort": cohort,
+            **report.metrics(kept),
+        }
         job.tracker.log({**record, **scores, "lr": stage.lr(index), **totals.metrics, **diagnostics})
         if completed % config.checkpoint.every == 0 or completed == config.rounds:
             checkpoint(job, stage, completed)

@@ -9,7 +9,8 @@ import torch
 
 from fedspec_dist.distributed.collectives import Collectives
 
-LAPS = ("train", "exchange", "aggregate", "eval")
+# "wait": for the slowest rank's training.
+LAPS = ("train", "wait", "exchange", "aggregate", "eval")
 
 
 @dataclass

@@ -40,7 +40,10 @@ class ConsoleTracker:
             self._progress.update(self._task, completed=record["round"], numbers=numbers)
         else:
             # Plain print: rich would wrap the line at the width of a terminal that is not there.
-            print(f"round {record['round']:>{len(str(self._num_rounds))}}/{self._num_rounds}  {numbers}", flush=True)
+            print(
+                f"round {record['round']:>{len(str(self._num_rounds))}}/{self._num_rounds}  {numbers}",
+                flush=True,
+            )
 
     def close(self) -> None:
         if self._progress is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -62,3 +62,18 @@ def read(path: Path) -> list[dict[str, Any]]:
             break
         records.append(record)
     return records
+
+
+class Trackers:
+    """Several trackers as one."""
+
+    def __init__(self, trackers: Sequence[Tracker]) -> None:
+        self._trackers = trackers
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        for tracker in self._trackers:
+            tracker.log(record)
+
+    def close(self) -> None:
+        for tracker in self._trackers:
+            tracker.close()

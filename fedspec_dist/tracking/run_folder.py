@@ -48,7 +48,9 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = (self.path / ".lock").open("a+")
         except OSError as error:
-            raise ValueError(f"output: the run folder {self.path} cannot be written: {error.strerror}") from error
+            raise ValueError(
+                f"output: the run folder {self.path} cannot be written: {error.strerror}"
+            ) from error
         self._take_lock(self._lock)
         if fresh:
             for entry in self.path.iterdir():
@@ -70,7 +72,9 @@ class RunFolder:
             ) from None
         except OSError:
             # Some network file systems have no locks; a run without one is better than none.
-            logging.getLogger(__name__).info("no file locks on %s: two runs in one folder go unnoticed", self.path)
+            logging.getLogger(__name__).info(
+                "no file locks on %s: two runs in one folder go unnoticed", self.path
+            )
         file.truncate(0)
         file.write(f"process {os.getpid()} on {os.uname().nodename}\n")
         file.flush()
@@ -106,13 +110,13 @@ class _RankFormatter(logging.Formatter):
         return f"{self._prefix if record.levelno > logging.INFO else ''}{level}{super().format(record)}"
 
 
-def log_to_console(rank: int, num_ranks: int) -> None:
+def log_to_console(rank: int, num_ranks: int, debug: bool = False) -> None:
     """Rank 0 says what it does; the others only warn, prefixed with their rank. Warnings of libraries included."""
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)
     handler = logging.StreamHandler(sys.stderr)
-    handler.setLevel(logging.INFO if rank == 0 else logging.WARNING)
+    handler.setLevel(logging.DEBUG if debug else logging.INFO if rank == 0 else logging.WARNING)
     handler.setFormatter(_RankFormatter(rank, num_ranks))
     root.addHandler(handler)
     root.setLevel(logging.INFO)

@@ -1,0 +1,217 @@
+"""One run from start to finish: folder, data, model, resume, training, summary. Every rank runs `execute`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+import fedspec_dist
+from fedspec_dist.config import Config
+from fedspec_dist.distributed.collectives import Collectives
+from fedspec_dist.distributed.runtime import EXIT_STOPPED, Runtime
+from fedspec_dist.rounds.checkpoint import SavedState, load_newest, write_model
+from fedspec_dist.rounds.experiment import Federation, build_model, load_federation
+from fedspec_dist.rounds.loop import Job, train
+from fedspec_dist.rounds.phases import Phases
+from fedspec_dist.tracking.console import ConsoleTracker, print_summary
+from fedspec_dist.tracking.metrics import MetricsFile, NullTracker, Tracker, Trackers, read
+from fedspec_dist.tracking.run_folder import RunFolder, git_state, log_to_file, write_json
+from fedspec_dist.tracking.tensorboard import TensorBoard
+
+log = logging.getLogger(__name__)
+
+
+def execute(config: Config, runtime: Runtime, fresh: bool, console: Console) -> int:
+    """Run or resume; returns the exit code."""
+    folder = RunFolder(config.run_folder())
+    summary = None if fresh else folder.finished()
+    if _agree(runtime, summary is not None):
+        if runtime.is_main and summary is not None:
+            print_summary(console, summary, folder.path)
+            log.info("this run has already finished; --fresh starts it over")
+        return 0
+    _require_same_config(config, runtime)
+    if runtime.is_main:
+        folder.open(fresh)
+    runtime.collectives.all_gather(torch.zeros(1), "opening of the run folder")
+    log_to_file(folder, runtime.rank)
+
+    federation = load_federation(config, runtime.prepares_data)
+    module = build_model(config, federation.dataset)
+    federation = Federation(federation.dataset.to(runtime.device), federation.clients)
+    saved = load_newest(folder.checkpoints, config.fingerprint()) if runtime.is_main else None
+    completed, server_state = _restore(module, saved, runtime)
+    phases = Phases(config, module.to(runtime.device), federation, runtime)
+    phases.resume(completed, server_state)
+    _describe(config, runtime, federation, phases.module, folder, completed)
+
+    tracker = _trackers(config, folder, completed, console) if runtime.is_main else NullTracker()
+    try:
+        done = train(Job(config, runtime, federation, phases, folder, tracker), completed)
+    finally:
+        tracker.close()
+    if done < config.rounds:
+        if runtime.is_main:
+            log.info(
+                "stopped on %s after %d of %d rounds; start the same command again to go on",
+                runtime.stop.reason,
+                done,
+                config.rounds,
+            )
+        return EXIT_STOPPED
+    if runtime.is_main:
+        write_model(folder.model, module.state_dict())
+        summary = _summarize(config, runtime, folder)
+        write_json(folder.summary, summary)
+        print_summary(console, summary, folder.path)
+    return 0
+
+
+def _restore(module: nn.Module, saved: SavedState | None, runtime: Runtime) -> tuple[int, dict[str, Tensor]]:
+    """Give every rank rank 0's model and server state: a checkpoint's, or the initial ones.
+
+    Only rank 0 reads files, so that all ranks go on from the same round whatever each of them can see.
+    """
+    collectives = runtime.collectives
+    header = torch.tensor([saved.round if saved else 0, len(saved.server) if saved else 0])
+    completed, num_vectors = collectives.broadcast(header, "broadcast of the round").tolist()
+    if saved is not None:
+        module.load_state_dict(dict(saved.model))
+        log.info("resuming after round %d", completed)
+    with torch.no_grad():
+        for name, tensor in module.state_dict().items():
+            tensor.copy_(collectives.broadcast(tensor.to(runtime.device), f"broadcast of {name}"))
+    server = _broadcast_vectors(saved.server if saved else {}, num_vectors, collectives, runtime.device)
+    return int(completed), server
+
+
+def _broadcast_vectors(
+    vectors: Any, count: int, collectives: Collectives, device: torch.device
+) -> dict[str, Tensor]:
+    """Named float32 vectors of rank 0, whose names and lengths the others do not know yet."""
+    if not count:
+        return {}
+    text = json.dumps({name: len(vector) for name, vector in sorted(vectors.items())}).encode()
+    size = collectives.broadcast(torch.tensor([len(text)]), "broadcast of the server state")
+    data = torch.zeros(int(size), dtype=torch.uint8)
+    if collectives.rank == 0:
+        data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    lengths = json.loads(bytes(collectives.broadcast(data, "broadcast of the server state").tolist()))
+    result = {}
+    for name, length in lengths.items():
+        mine = vectors[name].to(device) if collectives.rank == 0 else torch.zeros(length, device=device)
+        result[name] = collectives.broadcast(mine, "broadcast of the server state")
+    return result
+
+
+def _agree(runtime: Runtime, mine: bool) -> bool:
+    """Rank 0's answer."""
+    return bool(runtime.collectives.broadcast(torch.tensor([int(mine)]), "start"))
+
+
+def _require_same_config(config: Config, runtime: Runtime) -> None:
+    fingerprints = runtime.collectives.all_gather(torch.tensor([int(config.fingerprint(), 16)]), "start")
+    different = (fingerprints != fingerprints[0]).any(dim=1).nonzero().reshape(-1).tolist()
+    if different:
+        raise ValueError(
+            f"ranks {different} were started with another config than rank 0: give every torchrun of the job the same "
+            "file and overrides"
+        )
+
+
+def _trackers(config: Config, folder: RunFolder, completed: int, console: Console) -> Tracker:
+    trackers: list[Tracker] = [MetricsFile(folder.metrics, completed)]
+    if config.tracking.tensorboard:
+        trackers.append(TensorBoard(folder.tensorboard, completed))
+    trackers.append(ConsoleTracker(console, config.name, config.rounds, completed))
+    return Trackers(trackers)
+
+
+def _describe(
+    config: Config,
+    runtime: Runtime,
+    federation: Federation,
+    module: nn.Module,
+    folder: RunFolder,
+    completed: int,
+) -> None:
+    """What is about to run, on the console, in `config.yaml` and in `environment.json`."""
+    hosts = _gather_text(f"{runtime.environment.host} {_device_name(runtime.device)}", runtime.collectives)
+    if not runtime.is_main:
+        return
+    dataset = federation.dataset
+    log.info(
+        "%s: %d rounds of %d from %d clients; %s on %s %s, %d parameters; %d rank(s), %s",
+        config.name,
+        config.rounds,
+        config.cohort_size(),
+        len(federation.population),
+        config.model.type,
+        config.data.dataset.type,
+        "x".join(map(str, dataset.input_shape)),
+        sum(parameter.numel() for parameter in module.parameters()),
+        runtime.num_ranks,
+        runtime.backend if runtime.num_ranks > 1 else _device_name(runtime.device),
+    )
+    folder.config.write_text(config.to_yaml())
+    environment = {
+        "command": sys.argv,
+        "ranks": hosts,
+        "backend": runtime.backend,
+        "resumed_after_round": completed,
+        "python": platform.python_version(),
+        **{package: _version(package) for package in ("fedspec_dist", "torch", "torchvision", "numpy")},
+        "cuda": torch.version.cuda if runtime.device.type == "cuda" else None,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
+        **git_state(Path(fedspec_dist.__file__).parent),
+    }
+    write_json(folder.environment, environment)
+
+
+def _summarize(config: Config, runtime: Runtime, folder: RunFolder) -> dict[str, Any]:
+    records = read(folder.metrics)
+    scored = [record for record in records if record.get("test_accuracy") is not None]
+    best = max(scored, key=lambda record: record["test_accuracy"])
+    return {
+        "name": config.name,
+        "status": "finished",
+        "rounds": config.rounds,
+        "final_test_accuracy": scored[-1]["test_accuracy"],
+        "final_test_loss": scored[-1]["test_loss"],
+        "best_test_accuracy": best["test_accuracy"],
+        "best_round": best["round"],
+        "seconds": sum(record["seconds_round"] for record in records),
+        "bytes_exchanged": sum(record["bytes_exchanged"] for record in records),
+        "ranks": runtime.num_ranks,
+    }
+
+
+def _gather_text(text: str, collectives: Collectives, width: int = 128) -> list[str]:
+    """One line of each rank, cut to `width` bytes."""
+    data = torch.zeros(width, dtype=torch.uint8)
+    encoded = text.encode()[:width]
+    data[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
+    rows = collectives.all_gather(data, "start")
+    return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in rows]
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,135 @@
+"""FedGH's worked numbers, properties and rounding."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedspec_dist.server.fedgh import MODES, FedGH, conflict_ratio, harmonize
+from tests.reference import fedgh_vectors
+
+both_modes = pytest.mark.parametrize("mode", MODES)
+THREE = [[1.0, 0, 0], [-1, 1, 0], [-1, -1, 1]]
+
+
+def vectors(rows: list[list[float]]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def harmonized(updates: Tensor, mode: str) -> Tensor:
+    return harmonize(updates @ updates.T, mode) @ updates
+
+
+def random_updates(num_clients: int, num_parameters: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(num_clients, num_parameters, generator=generator, dtype=torch.float64)
+
+
+@both_modes
+def test_two_clients(mode: str) -> None:
+    result = harmonized(vectors([[1, 0], [-1, 1]]), mode)
+    torch.testing.assert_close(result, vectors([[0.5, 0.5], [0, 1]]))
+    # Projecting on the other's already changed vector leaves it alone: the mean would be (-0.25, 0.75).
+    torch.testing.assert_close(result.mean(0), vectors([[0.25, 0.75]])[0])
+
+
+@pytest.mark.parametrize(
+    ("mode", "third", "mean"),
+    [
+        ("pairwise", [0.0, 0, 1], [1 / 18, 7 / 18, 4 / 9]),
+        ("snapshot", [0.0, -1, 1], [1 / 18, 1 / 18, 4 / 9]),
+    ],
+)
+def test_three_clients(mode: str, third: list[float], mean: list[float]) -> None:
+    result = harmonized(vectors(THREE), mode)
+    torch.testing.assert_close(result, vectors([[1 / 6, 1 / 6, 1 / 3], [0, 1, 0], third]))
+    torch.testing.assert_close(result.mean(0), vectors([mean])[0])
+
+
+def test_reversed_order_changes_pairwise_only() -> None:
+    backward = {mode: harmonized(vectors(THREE).flip(0), mode).flip(0) for mode in MODES}
+    torch.testing.assert_close(backward["pairwise"][1:], vectors([[0, 0.5, 0.5], [0, -1, 1]]))
+    torch.testing.assert_close(backward["snapshot"], harmonized(vectors(THREE), "snapshot"))
+
+
+@both_modes
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize(("num_clients", "num_parameters"), [(2, 5), (6, 3), (9, 40)])
+def test_equals_projecting_the_vectors(mode: str, seed: int, num_clients: int, num_parameters: int) -> None:
+    updates = random_updates(num_clients, num_parameters, seed)
+    torch.testing.assert_close(
+        harmonized(updates, mode), fedgh_vectors(updates, mode), rtol=1e-10, atol=1e-10
+    )
+
+
+@both_modes
+@pytest.mark.parametrize("num_clients", [0, 1, 5])
+def test_without_conflict_exactly_the_identity(mode: str, num_clients: int) -> None:
+    updates = random_updates(num_clients, 7, 0).abs()
+    coefficients = harmonize(updates @ updates.T, mode)
+    assert coefficients.dtype == torch.float64
+    assert torch.equal(coefficients, torch.eye(num_clients, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_after_a_pair_the_two_agree(seed: int) -> None:
+    left, right = random_updates(2, 30, seed)
+    right = right - 2 * abs(left @ right) / (left @ left) * left
+    updates = torch.stack([left, right])
+    new = harmonized(updates, "pairwise")
+    inner, squared = left @ right, (left @ left) * (right @ right)
+    assert float(new[0] @ new[1]) == pytest.approx(float(-inner * (1 - inner**2 / squared)))
+    torch.testing.assert_close((new * updates.flip(0)).sum(1), torch.zeros(2).double(), rtol=0, atol=1e-12)
+    assert (updates @ new.sum(0) >= -1e-12).all()
+
+
+@both_modes
+@pytest.mark.parametrize("scale", [1.0, 1e6, 1e-6])
+def test_antiparallel_updates_cancel_and_disturb_nobody(mode: str, scale: float) -> None:
+    pair = random_updates(1, 20, 1)
+    others = random_updates(3, 20, 2)
+    updates = scale * torch.cat([pair, -pair, others])
+    result = harmonized(updates, mode)
+    if mode == "pairwise":
+        assert result[:2].norm() < 1e-7 * scale
+        torch.testing.assert_close(
+            result[2:], harmonized(scale * others, mode), rtol=1e-7, atol=1e-7 * scale
+        )
+    assert result.norm() < 2 * updates.norm()
+    assert harmonize(updates @ updates.T, mode).abs().max() < 10
+
+
+@both_modes
+def test_zero_updates_are_left_alone(mode: str) -> None:
+    updates = vectors([[0, 0], [1, 0], [-1, 0], [0, 0]])
+    torch.testing.assert_close(harmonized(updates, mode), torch.zeros(4, 2).double())
+
+
+@both_modes
+def test_directions_below_the_threshold_are_skipped(mode: str) -> None:
+    tiny = vectors([[1, 0], [-1e-13, 0]])
+    torch.testing.assert_close(harmonized(tiny, mode)[0], vectors([[1, 0]])[0])
+
+
+@both_modes
+def test_a_hundred_clients_take_little_time(mode: str) -> None:
+    updates = random_updates(100, 50, 3)
+    start = time.process_time()
+    harmonize(updates @ updates.T, mode)
+    assert time.process_time() - start < 1.0
+
+
+def test_conflict_ratio() -> None:
+    updates = vectors(THREE)
+    assert conflict_ratio(updates @ updates.T) == pytest.approx(2 / 3)
+    assert conflict_ratio(updates[:1] @ updates[:1].T) == 0.0
+
+
+def test_errors() -> None:
+    with pytest.raises(ValueError, match=r"server\.aggregator\.mode: 'both' is not one of pairwise, snapshot"):
+        FedGH(mode="both")
+    with pytest.raises(ValueError, match="Gram matrix of the updates has entries that are not finite"):
+        harmonize(torch.full((2, 2), float("nan")))
