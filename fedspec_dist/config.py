@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Union
 
 import yaml
 from pydantic import (
@@ -119,14 +119,24 @@ def _choice(table: Mapping[str, methods.Method], common: Mapping[str, tuple[Any,
     return Annotated[union, Field(discriminator="type"), BeforeValidator(_named)]
 
 
-Dataset = _choice(methods.DATASETS)
-Partition = _choice(methods.PARTITIONS, methods.PARTITION_COMMON)
-Model = _choice(methods.MODELS)
-LocalAlgorithm = _choice(methods.LOCAL_ALGORITHMS)
-Filter = _choice(methods.FILTERS, methods.FILTER_COMMON)
-Aggregator = _choice(methods.AGGREGATORS)
-Weights = _choice(methods.WEIGHTS)
-ServerOptimizer = _choice(methods.SERVER_OPTIMIZERS)
+if TYPE_CHECKING:  # the unions are made at run time; to a type checker their members are of any kind
+    Dataset: TypeAlias = Any
+    Partition: TypeAlias = Any
+    Model: TypeAlias = Any
+    LocalAlgorithm: TypeAlias = Any
+    Filter: TypeAlias = Any
+    Aggregator: TypeAlias = Any
+    Weights: TypeAlias = Any
+    ServerOptimizer: TypeAlias = Any
+else:
+    Dataset = _choice(methods.DATASETS)
+    Partition = _choice(methods.PARTITIONS, methods.PARTITION_COMMON)
+    Model = _choice(methods.MODELS)
+    LocalAlgorithm = _choice(methods.LOCAL_ALGORITHMS)
+    Filter = _choice(methods.FILTERS, methods.FILTER_COMMON)
+    Aggregator = _choice(methods.AGGREGATORS)
+    Weights = _choice(methods.WEIGHTS)
+    ServerOptimizer = _choice(methods.SERVER_OPTIMIZERS)
 
 
 class Flip(Choice):
@@ -295,14 +305,14 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=True)
             if key in seen:
                 raise ConfigError(f"{key}: given twice{key_node.start_mark}")
             seen.add(key)
         return super().construct_mapping(node, deep)
 
 
-_Loader.add_implicit_resolver(  # type: ignore[no-untyped-call]
+_Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?((\d+\.\d*|\.\d+)([eE][-+]?\d+)?|\d+[eE][-+]?\d+)$"),
     list("-+0123456789."),
@@ -446,15 +456,13 @@ def _expand_phases(raw: dict[str, Any], rounds_given: bool) -> None:
     complete = []
     for number, phase in enumerate(phases):
         if not isinstance(phase, dict):
-            raise ConfigError(
-                f"phases.{number}: a phase is a mapping with rounds and overrides, got {phase!r}"
-            )
+            raise ConfigError(f"phases.{number}: a phase is a mapping with rounds and overrides, got {phase!r}")
         full = {key: deepcopy(raw[key]) for key in PHASE_SECTIONS if key in raw}
         merge(full, phase)
         complete.append(full)
     raw["phases"] = complete
-    counts = [phase.get("rounds") for phase in complete]
-    if all(isinstance(count, int) for count in counts):
+    counts = [phase["rounds"] for phase in complete if isinstance(phase.get("rounds"), int)]
+    if len(counts) == len(complete):
         total = sum(counts)
         if rounds_given and raw["rounds"] != total:
             raise ConfigError(
@@ -488,9 +496,8 @@ def _dotted(location: Sequence[int | str], raw: Any) -> str:
     """The key as the user writes it: pydantic's location also holds the tags of the unions."""
     parts: list[str] = []
     for part in location:
-        if isinstance(raw, dict) and part in raw:
-            raw = raw[part]
-        elif isinstance(raw, list) and isinstance(part, int) and part < len(raw):
+        in_list = isinstance(raw, list) and isinstance(part, int) and part < len(raw)
+        if in_list or (isinstance(raw, dict) and part in raw):
             raw = raw[part]
         elif part in _TAGS and part != location[-1]:
             if parts[-1:] == ["dataset"]:
@@ -551,9 +558,7 @@ def _check_combinations(config: Config) -> None:
             f"allowed: at most {population}"
         )
     if config.runtime.backend == "nccl" and config.runtime.device == "cpu":
-        raise ConfigError(
-            "runtime.backend: got 'nccl' with runtime.device 'cpu'; allowed on CPUs: gloo, auto"
-        )
+        raise ConfigError("runtime.backend: got 'nccl' with runtime.device 'cpu'; allowed on CPUs: gloo, auto")
     prefix = "phases.{}.server" if config.phases else "server"
     for number, phase in enumerate(config.schedule()):
         aggregator = phase.server.aggregator

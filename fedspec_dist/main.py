@@ -67,9 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("config", nargs="*", metavar="CONFIG | key=value", help="a YAML file, then overrides")
     parser.add_argument("--print-config", action="store_true", help="print the resolved config and stop")
-    parser.add_argument(
-        "--plan", action="store_true", help="print who would do what, in what memory, and stop"
-    )
+    parser.add_argument("--plan", action="store_true", help="print who would do what, in what memory, and stop")
     parser.add_argument("--ranks", type=int, help="with --plan: for this many ranks")
     parser.add_argument(
         "--debug",

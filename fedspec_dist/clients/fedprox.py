@@ -14,8 +14,8 @@ from fedspec_dist.clients.vectors import LocalVectors
 class FedProx:
     """Adds `mu (y - theta)` to every step's gradient, unfiltered.
 
-    `mu = 0` is FedAvg bit for bit, and so is any `mu` with a single local step, where `y = theta`. The step is stable on
-    a quadratic of curvature L only while `lr (mu + L) < 2`.
+    `mu = 0` is FedAvg bit for bit, and so is any `mu` with a single local step, where `y = theta`. The step is stable
+    on a quadratic of curvature L only while `lr (mu + L) < 2`.
     """
 
     def __init__(self, mu: float = 0.01) -> None:

@@ -14,14 +14,15 @@ _CLIP_EPSILON = 1e-6
 class LocalSgd:
     """SGD as `torch.optim.SGD` defines it, on vectors `[..., P]`, in place.
 
-        g <- g * min(1, clip_norm / (||g|| + 1e-6));   g <- g + weight_decay * y;   v <- momentum * v + g;   y <- y - lr * v
+        g <- g * min(1, clip_norm / (||g|| + 1e-6))
+        g <- g + weight_decay * y
+        v <- momentum * v + g
+        y <- y - lr * v
 
     Weight decay comes after clipping and is never filtered. The norm is over all trainable parameters of a client.
     """
 
-    def __init__(
-        self, momentum: float = 0.0, weight_decay: float = 0.0, clip_norm: float | None = None
-    ) -> None:
+    def __init__(self, momentum: float = 0.0, weight_decay: float = 0.0, clip_norm: float | None = None) -> None:
         self.momentum = momentum
         self.weight_decay = weight_decay
         self.clip_norm = clip_norm

@@ -22,9 +22,7 @@ class LocalVectors:
     scratch: Tensor
 
     @classmethod
-    def allocate(
-        cls, num_parameters: int, device: torch.device, dtype: torch.dtype = torch.float32
-    ) -> LocalVectors:
+    def allocate(cls, num_parameters: int, device: torch.device, dtype: torch.dtype = torch.float32) -> LocalVectors:
         return cls(*(torch.zeros(num_parameters, device=device, dtype=dtype) for _ in range(4)))
 
 

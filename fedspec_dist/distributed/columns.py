@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -42,7 +43,7 @@ class Columns:
         width = block_width(num_columns, total_rank)
         count = -(-num_columns // width)
         cuts = [rank * count // num_ranks for rank in range(num_ranks + 1)]
-        return cls(num_columns, width, tuple(zip(cuts[:-1], cuts[1:], strict=True)))
+        return cls(num_columns, width, tuple(pairwise(cuts)))
 
     @classmethod
     def gathered(cls, num_columns: int, num_ranks: int, total_rank: int = 0) -> Columns:

@@ -88,13 +88,11 @@ def choose_backend(requested: str, device: torch.device, environment: Environmen
     """
     backend = ("nccl" if device.type == "cuda" else "gloo") if requested == "auto" else requested
     if backend == "nccl" and device.type == "cpu":
-        raise LaunchError(
-            "runtime.backend: got 'nccl', but this rank computes on a CPU; allowed here: gloo, auto"
-        )
+        raise LaunchError("runtime.backend: got 'nccl', but this rank computes on a CPU; allowed here: gloo, auto")
     if backend == "nccl" and environment.local_num_ranks > num_visible and not _one_gpu_each(num_visible):
         raise LaunchError(
-            f"{environment.local_num_ranks} ranks on {environment.host} but {num_visible} GPU(s), and NCCL cannot share "
-            f"a GPU between ranks. Start with --nproc_per_node {num_visible}, or let ranks share GPUs over gloo: "
+            f"{environment.local_num_ranks} ranks on {environment.host} but {num_visible} GPU(s), and NCCL cannot "
+            f"share a GPU between ranks. Start with --nproc_per_node {num_visible}, or let ranks share GPUs over gloo: "
             "runtime.backend=gloo"
         )
     return backend

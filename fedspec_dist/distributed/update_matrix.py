@@ -14,6 +14,7 @@ from torch import Tensor
 from fedspec_dist.distributed.collectives import Collectives, ordered_sum
 from fedspec_dist.distributed.columns import Columns
 from fedspec_dist.distributed.tsqr import TallQR
+from fedspec_dist.server.cohort import RowMatrix
 
 
 class UpdateMatrix:
@@ -34,8 +35,9 @@ class UpdateMatrix:
         """`U U^T`, `[K, K]`."""
         return self.inner(self)
 
-    def inner(self, other: UpdateMatrix) -> Tensor:
+    def inner(self, other: RowMatrix) -> Tensor:
         """`U W^T`, `[K, R]`, for another matrix with the same columns."""
+        assert isinstance(other, UpdateMatrix)
         pairs = zip(self._blocks, other._blocks, strict=True)
         partials = [mine.double() @ theirs.double().T for mine, theirs in pairs]
         return self._sum(partials, (self.num_rows, other.num_rows))
@@ -78,9 +80,7 @@ class UpdateMatrix:
 
     def zeros(self) -> Tensor:
         """The slice of a zero vector."""
-        return torch.zeros(
-            len(self._blocks) * self._columns.width, dtype=torch.float64, device=self._blocks.device
-        )
+        return torch.zeros(len(self._blocks) * self._columns.width, dtype=torch.float64, device=self._blocks.device)
 
     def _factor(self) -> TallQR:
         if self._qr is None:
@@ -96,9 +96,7 @@ class UpdateMatrix:
 
 def exchange(
     rows: Tensor,  # [num_local_rows, columns.padded] float32, zero beyond num_columns
-    row_owners: Sequence[
-        Sequence[int]
-    ],  # for each rank, the global positions of its rows, in the order it holds them
+    row_owners: Sequence[Sequence[int]],  # for each rank, the global positions of its rows, in the order it holds them
     columns: Columns,
     collectives: Collectives,
 ) -> Tensor:
@@ -124,9 +122,7 @@ def assemble(part: Tensor, columns: Columns, collectives: Collectives) -> Tensor
     longest = max(counts) * columns.width
     padded = torch.nn.functional.pad(part, (0, longest - part.numel()))
     if sum(count > 0 for count in counts) == 1:  # one rank owns all: the others only listen
-        return collectives.broadcast(padded, "broadcast of the model", counts.index(max(counts)))[
-            : columns.num_columns
-        ]
+        return collectives.broadcast(padded, "broadcast of the model", counts.index(max(counts)))[: columns.num_columns]
     gathered = collectives.all_gather(padded, "gathering of the model")
     parts = [gathered[rank, : count * columns.width] for rank, count in enumerate(counts)]
     return torch.cat(parts)[: columns.num_columns]

@@ -128,14 +128,10 @@ class Watch(threading.Thread):
             if failed:
                 failure = self.failure() or {}
                 if failure.get("rank") != self._rank:
-                    self._end(
-                        f"rank {failure.get('rank')} on {failure.get('host')} failed: {failure.get('summary')}"
-                    )
+                    self._end(f"rank {failure.get('rank')} on {failure.get('host')} failed: {failure.get('summary')}")
                 return
             if silent is not None:
-                self._end(
-                    f"rank {silent} has not answered for {_SILENCE_S:.0f} s: killed, or its host is gone"
-                )
+                self._end(f"rank {silent} has not answered for {_SILENCE_S:.0f} s: killed, or its host is gone")
                 return
         try:
             with self._lock:

@@ -81,9 +81,7 @@ def train_clients(
         try:
             if stage.sketcher is not None:
                 positions = torch.from_numpy(samples).to(runtime.device)
-                seed = seeding.torch_seed(
-                    config.seed, "sketch", round_index
-                )  # the same for all clients, as published
+                seed = seeding.torch_seed(config.seed, "sketch", round_index)  # the same for all clients, as published
                 result.sketches.append(stage.sketcher.sketch(theta, positions, seed))
             row = result.updates[place, : len(theta)]
             result.scalars.append(stage.executor.train(work, theta, stage.lr(round_index), row))
@@ -116,8 +114,8 @@ class CohortReport:
             rank = next(rank for rank, positions in enumerate(self.plan) if bad[0] in positions)
             raise NonFiniteUpdateError(
                 f"client {self.cohort[bad[0]]} returned a non-finite update in round {round_number} (rank {rank}"
-                f"{f'; {len(bad) - 1} more clients did' if len(bad) > 1 else ''}). Lower local.lr, set local.clip_norm, "
-                "or drop such clients with runtime.on_nonfinite=skip"
+                f"{f'; {len(bad) - 1} more clients did' if len(bad) > 1 else ''}). Lower local.lr, set "
+                "local.clip_norm, or drop such clients with runtime.on_nonfinite=skip"
             )
         return [position for position in range(len(self.cohort)) if position not in bad]
 
@@ -131,7 +129,7 @@ class CohortReport:
         )
 
     def metrics(self, kept: Sequence[int]) -> dict[str, float | int | None]:
-        """Mean over clients of their mean losses, and of the energy that the filter removed from their first gradient."""
+        """Means over clients: of their mean losses, and of the energy removed from their first gradient."""
         means = self.scalars[list(kept), :2].mean(dim=0).tolist() if kept else [None, None]
         record: dict[str, float | int | None] = {"train_loss": means[0], "filter/energy_removed": means[1]}
         if len(kept) < len(self.cohort):
@@ -161,7 +159,5 @@ def share_results(
     for rank, positions in enumerate(plan):
         rows[list(positions)] = tables[rank, 1 : len(positions) + 1]
     ranks = rows[:, 3].int().tolist()
-    eigenvalues = [row[_NUM_SCALARS : _NUM_SCALARS + rank] for row, rank in zip(rows, ranks, strict=True)]
-    return CohortReport(
-        cohort, plan, num_samples, rows[:, :_NUM_SCALARS], eigenvalues, bool(tables[:, 0, 0].any())
-    )
+    spectra = [row[_NUM_SCALARS : _NUM_SCALARS + rank] for row, rank in zip(rows, ranks, strict=True)]
+    return CohortReport(cohort, plan, num_samples, rows[:, :_NUM_SCALARS], spectra, bool(tables[:, 0, 0].any()))

@@ -68,9 +68,7 @@ def train(job: Job, completed: int) -> int:
         diagnostics: dict[str, float] = {}
         if kept:
             facts = report.facts(kept)
-            rows = local.rows(
-                [place for place, p in enumerate(mine) if p in kept], stage.sketcher is not None
-            )
+            rows = local.rows([place for place, p in enumerate(mine) if p in kept], stage.sketcher is not None)
             matrices = stage.server.exchange(rows, facts)
             clock.lap("exchange")
             # All ranks wait: sums over column blocks, then the slices of the new model.

@@ -37,9 +37,7 @@ class Phases:
         """The stage of this round. A new one starts from the parameters that the module then has."""
         number = self.number(round_index)
         if number != self._current or self._stage is None:
-            self._stage = Stage(
-                self._config, self._schedule[number], self.module, self._federation, self._runtime
-            )
+            self._stage = Stage(self._config, self._schedule[number], self.module, self._federation, self._runtime)
             self._current = number
         return self._stage
 

@@ -89,9 +89,7 @@ def _traffic_and_memory(config: Config, phase: Phase, size: int, num_ranks: int)
     others = columns.padded - min(columns.count(r) for r in range(num_ranks)) * columns.width
     model = columns.count(0) * columns.width * (num_ranks - 1)
     vectors = 5 + (1 if phase.local.momentum else 0)
-    return _FLOAT_BYTES * (rows * others + model), _FLOAT_BYTES * (
-        vectors * size + rows * columns.padded + blocks
-    )
+    return _FLOAT_BYTES * (rows * others + model), _FLOAT_BYTES * (vectors * size + rows * columns.padded + blocks)
 
 
 def _data_bytes(federation: Federation) -> float:

@@ -95,9 +95,7 @@ def _restore(module: nn.Module, saved: SavedState | None, runtime: Runtime) -> t
     return int(completed), server
 
 
-def _broadcast_vectors(
-    vectors: Any, count: int, collectives: Collectives, device: torch.device
-) -> dict[str, Tensor]:
+def _broadcast_vectors(vectors: Any, count: int, collectives: Collectives, device: torch.device) -> dict[str, Tensor]:
     """Named float32 vectors of rank 0, whose names and lengths the others do not know yet."""
     if not count:
         return {}

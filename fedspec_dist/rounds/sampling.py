@@ -39,9 +39,7 @@ def client_work(
     device: torch.device,
 ) -> ClientWork:
     """The batches and augmentation draws of a client in a round."""
-    order = samples[
-        epoch_orders(seeding.generator(seed, "batches", round_index, client), len(samples), epochs)
-    ]
+    order = samples[epoch_orders(seeding.generator(seed, "batches", round_index, client), len(samples), epochs)]
     draws = augmentation.draw(seeding.generator(seed, "augment", round_index, client), len(order))
     return ClientWork(
         order=torch.from_numpy(order).to(device, non_blocking=True),

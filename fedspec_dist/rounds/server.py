@@ -28,12 +28,8 @@ class RoundFacts:
     """What every rank knows of a round's surviving clients, in ascending order of client id."""
 
     num_samples: Sequence[int]
-    owners: Sequence[
-        Sequence[int]
-    ]  # rank -> positions of its clients, in the order in which it holds their rows
-    eigenvalues: Sequence[Tensor] = field(
-        default_factory=list
-    )  # per client, [r_m] float64; with sketches only
+    owners: Sequence[Sequence[int]]  # rank -> positions of its clients, in the order in which it holds their rows
+    eigenvalues: Sequence[Tensor] = field(default_factory=list)  # per client, [r_m] float64; with sketches only
 
 
 class FederatedServer:
@@ -89,9 +85,7 @@ class FederatedServer:
 
     def full_state(self) -> dict[str, Tensor]:
         """The server's state as whole vectors, for a checkpoint; every rank calls it."""
-        return {
-            name: assemble(part, self.columns, self._collectives) for name, part in sorted(self.state.items())
-        }
+        return {name: assemble(part, self.columns, self._collectives) for name, part in sorted(self.state.items())}
 
     def load_state(self, full: dict[str, Tensor]) -> None:
         for name, part in self.state.items():
@@ -115,6 +109,4 @@ def _sketch_owners(facts: RoundFacts) -> list[list[int]]:
     """For each rank, the places of its clients' eigenvectors among all of them, stacked in client order."""
     ends = torch.tensor([len(values) for values in facts.eigenvalues]).cumsum(0).tolist()
     starts = [end - len(values) for end, values in zip(ends, facts.eigenvalues, strict=True)]
-    return [
-        [row for client in clients for row in range(starts[client], ends[client])] for clients in facts.owners
-    ]
+    return [[row for client in clients for row in range(starts[client], ends[client])] for clients in facts.owners]

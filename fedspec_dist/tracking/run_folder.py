@@ -48,9 +48,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = (self.path / ".lock").open("a+")
         except OSError as error:
-            raise ValueError(
-                f"output: the run folder {self.path} cannot be written: {error.strerror}"
-            ) from error
+            raise ValueError(f"output: the run folder {self.path} cannot be written: {error.strerror}") from error
         self._take_lock(self._lock)
         if fresh:
             for entry in self.path.iterdir():
@@ -67,14 +65,12 @@ class RunFolder:
         except BlockingIOError:
             file.seek(0)
             raise ValueError(
-                f"output: the run folder {self.path} is in use by {file.read().strip() or 'another process'}; wait for it, "
-                "stop it, or give this run another name= or output="
+                f"output: the run folder {self.path} is in use by {file.read().strip() or 'another process'}; wait for "
+                "it, stop it, or give this run another name= or output="
             ) from None
         except OSError:
             # Some network file systems have no locks; a run without one is better than none.
-            logging.getLogger(__name__).info(
-                "no file locks on %s: two runs in one folder go unnoticed", self.path
-            )
+            logging.getLogger(__name__).info("no file locks on %s: two runs in one folder go unnoticed", self.path)
         file.truncate(0)
         file.write(f"process {os.getpid()} on {os.uname().nodename}\n")
         file.flush()

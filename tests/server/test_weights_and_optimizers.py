@@ -40,13 +40,15 @@ def test_weights_need_clients(name: str) -> None:
 def test_sgd_adds_the_scaled_direction_and_rounds_once() -> None:
     optimizer = OPTIMIZERS["sgd"](lr=0.1)
     assert isinstance(optimizer, Sgd)
-    state = optimizer.initial_state(3)
-    theta = torch.tensor([1.0, 0.1, -2.0])
-    direction = torch.tensor([1e-9, 1 / 3, 5.0], dtype=torch.float64)
+    state = optimizer.initial_state(500)
+    generator = torch.Generator().manual_seed(1)
+    theta = torch.randn(500, generator=generator)
+    direction = torch.randn(500, generator=generator, dtype=torch.float64)
     before = theta.clone()
     result = optimizer.step(theta, direction, state)
     expected = [float(t) + 0.1 * float(d) for t, d in zip(theta, direction, strict=True)]
     assert torch.equal(result, torch.tensor(expected, dtype=torch.float64).float())
+    assert not torch.equal(result, theta + 0.1 * direction.float()), "rounding twice must be visible here"
     assert torch.equal(theta, before)
     assert state == {}
 
@@ -58,12 +60,6 @@ def test_sgd_in_slices_equals_sgd_at_once() -> None:
     whole = Sgd(0.3).step(theta, direction, {})
     parts = [Sgd(0.3).step(theta[i : i + 333], direction[i : i + 333], {}) for i in range(0, 1000, 333)]
     assert torch.equal(torch.cat(parts), whole)
-
-
-def test_single_precision_step_would_round_differently() -> None:
-    theta = torch.full((1,), 1.0)
-    direction = torch.full((1,), 2**-25 + 2**-30, dtype=torch.float64)
-    assert Sgd(4.0).step(theta, direction, {}).item() > 1.0
 
 
 @pytest.mark.parametrize("lr", [0.0, -1.0, float("nan")])

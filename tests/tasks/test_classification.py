@@ -1,0 +1,78 @@
+"""Softmax cross-entropy: loss, metrics and curvature."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedspec_dist.tasks import TASKS
+from fedspec_dist.tasks.classification import Classification
+from tests.reference import softmax_curvature
+
+TASK = Classification()
+
+
+def random_outputs(num_samples: int, num_classes: int, scale: float = 1.0) -> Tensor:
+    generator = torch.Generator().manual_seed(num_samples)
+    return scale * torch.randn(num_samples, num_classes, generator=generator, dtype=torch.float64)
+
+
+def test_is_in_the_table() -> None:
+    assert TASKS["classification"] is Classification
+
+
+def test_loss_of_two_samples() -> None:
+    outputs = torch.tensor([[0.0, 0.0], [math.log(3), 0.0]])
+    assert float(TASK.loss(outputs, torch.tensor([0, 1]))) == pytest.approx((math.log(2) + math.log(4)) / 2)
+
+
+def test_loss_is_differentiable() -> None:
+    outputs = torch.zeros(2, 2, requires_grad=True)
+    TASK.loss(outputs, torch.tensor([0, 1])).backward()
+    assert outputs.grad is not None
+    assert outputs.grad.tolist() == [[-0.25, 0.25], [0.25, -0.25]]
+
+
+def test_metrics_add_up_over_blocks() -> None:
+    outputs, labels = random_outputs(10, 3).float(), torch.arange(10) % 3
+    blocks = [TASK.metrics(outputs[i : i + 4], labels[i : i + 4]) for i in range(0, 10, 4)]
+    whole = TASK.metrics(outputs, labels)
+    assert (whole.dtype, whole.shape) == (torch.float64, (2,))
+    torch.testing.assert_close(torch.stack(blocks).sum(0), whole, rtol=1e-14, atol=0)
+    assert float(whole[0]) == pytest.approx(10 * float(TASK.loss(outputs, labels)), rel=1e-6)
+    assert float(whole[1]) == sum(int(row.argmax()) == int(y) for row, y in zip(outputs, labels, strict=True))
+
+
+def test_summary() -> None:
+    summary = TASK.summarize(torch.tensor([5.0, 3.0], dtype=torch.float64), 4)
+    assert summary == {"test_loss": 1.25, "test_accuracy": 0.75}
+
+
+def test_summary_needs_samples() -> None:
+    with pytest.raises(ValueError, match="eval: needs at least one test sample, got 0"):
+        TASK.summarize(torch.zeros(2, dtype=torch.float64), 0)
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+@pytest.mark.parametrize(("num_samples", "num_classes", "num_columns"), [(5, 4, 3), (1, 2, 1), (3, 1, 2)])
+def test_curvature_and_its_root(num_samples: int, num_classes: int, num_columns: int, scale: float) -> None:
+    outputs = random_outputs(num_samples, num_classes, scale)
+    generator = torch.Generator().manual_seed(0)
+    tangents = torch.randn(num_samples, num_classes, num_columns, generator=generator, dtype=torch.float64)
+    matrices = torch.stack([softmax_curvature(row) for row in outputs])
+    applied = TASK.curvature(outputs, tangents)
+    torch.testing.assert_close(applied, matrices @ tangents, rtol=0, atol=1e-13)
+    root = TASK.curvature_root(outputs, tangents)
+    assert root.shape == tangents.shape
+    torch.testing.assert_close(root.mT @ root, tangents.mT @ applied, rtol=0, atol=1e-13)
+
+
+def test_saturated_outputs_have_no_curvature() -> None:
+    outputs = torch.tensor([[1000.0, 0.0, 0.0]])
+    tangents = torch.ones(1, 3, 2)
+    tangents[0, 1] = 5
+    assert not TASK.curvature(outputs, tangents).any()
+    assert not TASK.curvature_root(outputs, tangents).any()
