@@ -42,7 +42,7 @@ DATASETS = {
     "fashion_mnist": method("data.fashion_mnist:FashionMnist"),
     "cifar10": method("data.cifar:Cifar10"),
     "cifar100": method("data.cifar:Cifar100"),
-    "npz": method("data.npz:Npz", path=(str, ...)),
+    "npz": method("data.npz:Npz", path=(str, ...), num_classes=(Annotated[int, Field(ge=2)] | None, None)),
     "synthetic": method(
         "data.synthetic:Synthetic",
         shape=(Annotated[list[Count], Field(min_length=3, max_length=3)], [3, 32, 32]),
@@ -56,7 +56,7 @@ PARTITIONS = {
     "iid": method("data.partitions:iid"),
     "shards": method("data.partitions:shards", shards_per_client=(Count, 2)),
     "dirichlet": method(
-        "data.partitions:dirichlet", alpha=(Positive, 0.1), min_size=(CountOrZero, 10), max_tries=(Count, 100)
+        "data.partitions:dirichlet", alpha=(Positive, 0.1), min_size=(CountOrZero, 10), max_tries=(Count, 1000)
     ),
     "dirichlet_balanced": method("data.partitions:dirichlet_balanced", alpha=(Positive, 0.1)),
 }
@@ -64,7 +64,7 @@ PARTITIONS = {
 _Norm = Literal["group", "none"]
 MODELS = {
     "mlp": method("models.mlp:Mlp", hidden=(list[Count], [200, 200])),
-    "cnn": method("models.cnn:Cnn", norm=(_Norm, "group")),
+    "cnn": method("models.cnn:Cnn", norm=(_Norm, "group"), width=(Count, 16)),
     "cnn8k": method("models.fipa_cnn:cnn8k"),
     "cnn23k": method("models.fipa_cnn:cnn23k"),
     "cnn207k": method("models.fipa_cnn:cnn207k"),

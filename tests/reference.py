@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def high_pass_matrix(d: int, ratio: float) -> Tensor:
-    """`I - sum_{k < cut} c_k cos(2 pi k (i - j) / d)`, `[d, d]`: what is left of the identity without low frequencies."""
+    """`I - sum_{k < cut} c_k cos(2 pi k (i - j) / d)`, `[d, d]`: the identity less its low frequencies."""
     num_coefficients = d // 2 + 1
     cut = int(Fraction(str(ratio)) * num_coefficients)
     matrix = [[float(i == j) for j in range(d)] for i in range(d)]

@@ -37,9 +37,7 @@ class _Cifar:
         self.folder = root / self.folder_name
         self.names = (*self.train_names, self.test_name)
         kind = self.torchvision_name
-        self.command = (
-            f"python -c \"from torchvision.datasets import {kind}; {kind}('{root}', download=True)\""
-        )
+        self.command = f"python -c \"from torchvision.datasets import {kind}; {kind}('{root}', download=True)\""
 
     def fingerprint(self) -> str:
         """Raises DatasetNotFoundError while the files are nowhere; never downloads."""

@@ -109,9 +109,7 @@ def _images(path: Path, stored: dict[str, np.ndarray], split: str) -> np.ndarray
     if images.dtype == np.uint8:
         return images
     if not np.issubdtype(images.dtype, np.floating):
-        raise ValueError(
-            f"data.path: {path}: {split}_images has type {images.dtype}; allowed: uint8 or floating point"
-        )
+        raise ValueError(f"data.path: {path}: {split}_images has type {images.dtype}; allowed: uint8 or floating point")
     return images.astype(np.float32, copy=False)
 
 

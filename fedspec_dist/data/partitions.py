@@ -24,9 +24,7 @@ def iid(labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Clien
     return _checked(np.array_split(rng.permutation(len(labels)), num_clients), len(labels))
 
 
-def shards(
-    labels: np.ndarray, num_clients: int, rng: np.random.Generator, *, shards_per_client: int = 2
-) -> Clients:
+def shards(labels: np.ndarray, num_clients: int, rng: np.random.Generator, *, shards_per_client: int = 2) -> Clients:
     """Samples sorted by label, cut into shards, each client dealt a few: a client sees few classes.
 
     B. McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS
@@ -36,9 +34,7 @@ def shards(
         ValueError: more shards than samples, or `shards_per_client` below 1.
     """
     if shards_per_client < 1:
-        raise ValueError(
-            f"data.partition.shards_per_client: {shards_per_client} given; allowed is at least 1"
-        )
+        raise ValueError(f"data.partition.shards_per_client: {shards_per_client} given; allowed is at least 1")
     _require_enough(len(labels), num_clients * shards_per_client, "shards", "shards")
     order = rng.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
@@ -159,8 +155,7 @@ def _draw_counts(
 def _deal(by_class: Sequence[np.ndarray], counts: np.ndarray, rng: np.random.Generator) -> Clients:
     """Shuffles each class and gives every client its count."""
     pieces = [
-        np.split(rng.permutation(indices), np.cumsum(row)[:-1])
-        for indices, row in zip(by_class, counts, strict=True)
+        np.split(rng.permutation(indices), np.cumsum(row)[:-1]) for indices, row in zip(by_class, counts, strict=True)
     ]
     return [np.concatenate(client_pieces) for client_pieces in zip(*pieces, strict=True)]
 
@@ -216,7 +211,7 @@ def _require_min_size(num_samples: int, num_clients: int, min_size: int) -> None
     if not 0 <= min_size * num_clients <= num_samples:
         raise ValueError(
             f"data.partition.min_size: {min_size} given, but {num_samples} training samples over "
-            f"{num_clients} clients allow 0 to {num_samples // num_clients}. Lower it or data.partition.clients"
+            f"{num_clients} clients allow 0 to {num_samples // num_clients}; lower it or the number of clients"
         )
 
 

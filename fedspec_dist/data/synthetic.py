@@ -13,9 +13,7 @@ from .arrays import Arrays
 
 _GRID = 4  # patterns are random values on a 4x4 torus, interpolated to the image
 _PATTERNS_PER_CLASS = 2
-_SIGNAL_ENERGY = (
-    1100.0  # of a pattern over the whole image, where a pixel's noise has 1: a third of it at 3x32x32
-)
+_SIGNAL_ENERGY = 1100.0  # of a pattern over the whole image, where a pixel's noise has 1: a third of it at 3x32x32
 _CHUNK = 1024  # images made at a time, so that no temporary is as large as the data set
 
 
@@ -46,9 +44,7 @@ class Synthetic:
         num_test: int = 1000,
     ) -> None:
         if len(shape) != 3 or min(shape) < 1:
-            raise ValueError(
-                f"data.shape: {list(shape)} given; allowed is [channels, height, width], each at least 1"
-            )
+            raise ValueError(f"data.shape: {list(shape)} given; allowed is [channels, height, width], each at least 1")
         for key, value in (("num_classes", num_classes), ("num_train", num_train), ("num_test", num_test)):
             if value < 1:
                 raise ValueError(f"data.{key}: {value} given; allowed is at least 1")
@@ -81,7 +77,7 @@ class Synthetic:
 
 
 def smooth_patterns(rng: np.random.Generator, num: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Interpolated random grids, float32 `[num, H, W, C]` for shape `(C, H, W)`, each of mean 0 and deviation 1."""
+    """Interpolated random grids, float32 `[num, H, W, C]` for shape `(C, H, W)`: mean 0, deviation 1."""
     channels, height, width = shape
     grid = rng.standard_normal((num, channels, _GRID, _GRID))
     fields = np.moveaxis(_interpolation(height) @ grid @ _interpolation(width).T, 1, -1)

@@ -81,9 +81,7 @@ _STAND_INS: dict[tuple[str, str], Any] = {
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _STAND_INS:
-            raise pickle.UnpicklingError(
-                f"it asks to run {module}.{name}, which a data file has no business doing"
-            )
+            raise pickle.UnpicklingError(f"it asks to run {module}.{name}, which a data file has no business doing")
         return _STAND_INS[module, name]
 
 

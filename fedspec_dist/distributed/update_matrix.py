@@ -45,14 +45,14 @@ class UpdateMatrix:
     def combine(self, coefficients: Tensor) -> Tensor:
         """Slice of `sum_k coefficients[k] u_k`, rows added in order."""
         total = self.zeros()
-        for block, out in zip(self._blocks, total.reshape(len(self._blocks), -1), strict=True):
+        for block, out in zip(self._blocks, total.reshape(-1, self._columns.width), strict=True):
             for row, coefficient in zip(block, coefficients.tolist(), strict=True):
                 out.add_(row, alpha=coefficient)
         return total
 
     def dot(self, vector_slice: Tensor) -> Tensor:
         """`U v` for a vector of which each rank gives its slice, `[K]`."""
-        parts = vector_slice.double().reshape(len(self._blocks), self._columns.width)
+        parts = vector_slice.double().reshape(-1, self._columns.width)
         partials = [block.double() @ part for block, part in zip(self._blocks, parts, strict=True)]
         return self._sum(partials, (self.num_rows,))
 

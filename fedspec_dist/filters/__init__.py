@@ -7,7 +7,13 @@ A filter is built from the layers it acts on, `Filter(segments, **parameters)`, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from torch import Tensor
+
 from fedspec_dist.filters.identity import Identity
 from fedspec_dist.filters.spectral import HighPass
 
-FILTERS = {"none": Identity, "rfft": HighPass}
+Filter = Callable[[Tensor], None]
+
+FILTERS: dict[str, Callable[..., Filter]] = {"none": Identity, "rfft": HighPass}

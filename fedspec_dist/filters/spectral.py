@@ -22,7 +22,7 @@ def high_pass(gradient: Tensor, ratio: float) -> Tensor:
     A linear orthogonal projection along the last dimension, the flattened layer. Where no coefficient is removed the
     gradient is returned as it is, bit for bit. Half precision is computed in float32 and rounded back.
 
-    SpecGradFilter; section "spectral filter" of the paper: ratio 0.05.
+    "SpecGradFilter: A Spectral Gradient Filtering Framework for Taming Federated Heterogeneity", FFT-based realization.
     """
     d = gradient.shape[-1]
     cut = num_removed(d, ratio)

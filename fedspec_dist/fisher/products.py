@@ -42,9 +42,9 @@ def fisher_product(
 ) -> Product:
     """The cheaper of the two products for matrices of about `num_columns` columns.
 
-    Jacobians cost one backward pass per output, `matrix_free` a forward-mode and a backward pass per column. So they win
-    where they fit into `memory_budget_bytes`, since they are then made once for all products, and where there are no
-    more outputs than columns even if those that do not fit are made again in every product.
+    Jacobians cost one backward pass per output, `matrix_free` a forward-mode and a backward pass per column. So
+    Jacobians win where they fit into `memory_budget_bytes`, since they are then made once for all products, and where
+    outputs do not outnumber columns, even if those that do not fit are made again in every product.
     """
     _require_samples(inputs)
     num_outputs = _num_outputs(forward, theta, inputs)
@@ -66,8 +66,8 @@ def from_jacobians(
 ) -> Product:
     """`V -> A^T (A V) / N` with the rows of `A [N * C, P]` being those of all `F_n J_n`.
 
-    The rows of at most `max_kept` samples (all, by default) are computed here and kept; the others are computed again in
-    every product, block by block. `chunk_size` samples are differentiated together.
+    The rows of at most `max_kept` samples (all, by default) are computed here and kept; the others are computed again
+    in every product, block by block. `chunk_size` samples are differentiated together.
     """
     _require_samples(inputs)
     theta = theta.detach()
@@ -109,7 +109,7 @@ def matrix_free(
         def outputs_at(parameters: Tensor) -> Tensor:
             return forward(parameters, block)
 
-        outputs, output_tangent = jvp(outputs_at, (theta,), (tangent,))
+        outputs, output_tangent = jvp(outputs_at, (theta,), (tangent,))[:2]
         pull_back = vjp(outputs_at, theta)[1]
         return pull_back(curvature(outputs, output_tangent.unsqueeze(-1)).squeeze(-1))[0]
 

@@ -21,12 +21,13 @@ def top_eigenpairs(
     generator: torch.Generator,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
-    """The leading eigenpairs of `H` as `(eigenvalues [r] descending, basis [P, r])`, `r <= rank`, on the generator's device.
+    """The leading eigenpairs of `H`, `(eigenvalues [r] descending, basis [P, r])` with `r <= rank`.
 
-        V = orth(Gaussian [P, k + s]);  repeat q times: V = orth(H V);  W = H V;  (V^T W + W^T V) / 2 = X L X^T;  U = V X
+        V = orth(Gaussian [P, k + s]);  repeat q times: V = orth(H V)
+        W = H V;  (V^T W + W^T V) / 2 = X L X^T;  U = V X
 
-    Eigenvalues up to `MIN_EIGENVALUE` are dropped, so `H = 0` gives `r = 0`. `k + s` is reduced to P where it exceeds it,
-    and the pairs are then exact. The same generator state gives the same bits. The sign of each column makes
+    Everything is on the generator's device, and the same generator state gives the same bits. Eigenvalues up to
+    `MIN_EIGENVALUE` are dropped, so `H = 0` gives `r = 0`. Where `k + s` exceeds P it is reduced to P. The sign makes
     `sum_i cos(i) u_i` positive: unlike the largest or the summed entry, that has no ties for softmax layers, whose
     eigenvectors repeat entries with both signs and sum to zero.
 

@@ -43,9 +43,7 @@ def build(name: str, input_shape: InputShape, num_classes: int, **params: Any) -
     known = parameters_of(MODELS[name])
     for key in params:
         if key not in known:
-            raise ValueError(
-                f"model.{key}: {name} has no such parameter; it takes {', '.join(known) or 'none'}"
-            )
+            raise ValueError(f"model.{key}: {name} has no such parameter; it takes {', '.join(known) or 'none'}")
     return MODELS[name](input_shape, num_classes, **params)
 
 

@@ -15,9 +15,7 @@ class Cnn(nn.Module):
     any other size from 4x4: the mean takes what the pools leave.
     """
 
-    def __init__(
-        self, input_shape: InputShape, num_classes: int, *, norm: str = "group", width: int = 16
-    ) -> None:
+    def __init__(self, input_shape: InputShape, num_classes: int, *, norm: str = "group", width: int = 16) -> None:
         super().__init__()
         require_size("cnn", input_shape, 4)
         if not isinstance(width, int) or width < 2 or width % 2:

@@ -18,11 +18,9 @@ class Mlp(nn.Module):
     from Decentralized Data", AISTATS 2017.
     """
 
-    def __init__(
-        self, input_shape: InputShape, num_classes: int, *, hidden: Sequence[int] = (200, 200)
-    ) -> None:
+    def __init__(self, input_shape: InputShape, num_classes: int, *, hidden: Sequence[int] = (200, 200)) -> None:
         super().__init__()
-        if isinstance(hidden, str) or any(not isinstance(width, int) or width < 1 for width in hidden):
+        if not isinstance(hidden, (list, tuple)) or any(not isinstance(w, int) or w < 1 for w in hidden):
             raise ValueError(f"model.hidden: {hidden!r} given; allowed is a list of whole numbers from 1")
         widths = [math.prod(input_shape), *hidden]
         layers: list[nn.Module] = []

@@ -13,13 +13,16 @@ from fedspec_dist.server.cohort import Cohort, Direction
 
 MODES = ("pairwise", "snapshot")
 _ZERO_SQUARED_NORM = 1e-24
+# What is left of a vector that cancelled is rounding noise of this size next to its received squared norm.
+_ZERO_RELATIVE_SQUARED_NORM = 1e-26
+# A received vector is taken to lie in the span of others below this squared sine: the Gram matrix resolves no less.
+_PARALLEL = 1e-13
 
 
 class FedGH:
     """The weighted mean of the updates after conflicts between pairs of clients are projected out.
 
-    Zhang et al., "Gradient Harmonization in Non-IID Federated Learning" (arXiv 2309.06692); see `harmonize`. Without a
-    conflict, and for one client, this is FedAvg bit for bit.
+    The formula and the paper are at `harmonize`. Without a conflict, and for one client, this is FedAvg bit for bit.
 
     Raises:
         ValueError: `mode` is not one of `MODES`.
@@ -44,11 +47,12 @@ def harmonize(gram: Tensor, mode: str = "pairwise") -> Tensor:
 
         v_i <- v_i - (v_i . d_j / ||d_j||^2) d_j        v_j <- v_j - (v_j . d_i / ||d_i||^2) d_i
 
-    In `pairwise` the directions `d` are copies of the two current vectors, which are also the ones tested; in `snapshot`
-    they are the received `g`. A direction that is zero to rounding is not projected on. Without conflicts `C` is
-    exactly the identity.
+    In `pairwise` the directions `d` are copies of the two current vectors, which are also the ones tested; in
+    `snapshot` they are the received `g`. A direction that is zero to rounding is not projected on. Without conflicts
+    `C` is exactly the identity.
 
-    Zhang et al., arXiv 2309.06692; the text leaves the order of the pairs and the meaning of `d` open.
+    "Tackling the Non-IID Issue in Heterogeneous Federated Learning by Gradient Harmonization", arXiv 2309.06692; the
+    text leaves the order of the pairs and the meaning of `d` open, hence two modes.
 
     Raises:
         ValueError: `mode` is not one of `MODES`, or the Gram matrix has non-finite entries.
@@ -57,15 +61,20 @@ def harmonize(gram: Tensor, mode: str = "pairwise") -> Tensor:
     inner = gram.detach().to("cpu", torch.float64).numpy()
     if not np.isfinite(inner).all():
         raise ValueError("fedgh: the Gram matrix of the updates has entries that are not finite")
-    received = _Combinations(inner)
-    current = _Combinations(inner)
+    identity = np.eye(len(inner))
+    if (inner >= 0).all():
+        return torch.from_numpy(identity).to(gram.device)
+    # [K, 2, K]: of each vector its coordinates and its coefficients, which projections change alike.
+    received = np.stack([_coordinates(inner), identity], axis=1)
+    current = received.copy()
+    directions = current if mode == "pairwise" else received
+    negligible = np.maximum(_ZERO_SQUARED_NORM, _ZERO_RELATIVE_SQUARED_NORM * inner.diagonal())
     for i, j in combinations(range(len(inner)), 2):
-        directions = current if mode == "pairwise" else received
-        if directions.inner(i, j) < 0:
-            left, right = directions.row(i), directions.row(j)
-            current.project(i, right)
-            current.project(j, left)
-    return torch.from_numpy(current.coefficients).to(gram.device)
+        if _dot(directions[i], directions[j]) < 0:
+            left, right = directions[i].copy(), directions[j].copy()
+            current[i] -= _component(current[i], right, negligible[j])
+            current[j] -= _component(current[j], left, negligible[i])
+    return torch.from_numpy(current[:, 1].copy()).to(gram.device)
 
 
 def conflict_ratio(gram: Tensor) -> float:
@@ -74,40 +83,37 @@ def conflict_ratio(gram: Tensor) -> float:
     return int((gram.triu(1) < 0).sum()) / num_pairs if num_pairs else 0.0
 
 
-class _Combinations:
-    """Vectors `v_i = sum_k C_ik g_k`, known by their coefficients and by their inner products with the `g_k`.
+def _coordinates(inner: np.ndarray) -> np.ndarray:
+    """Coordinates `X [K, K]` of the vectors in an orthonormal basis of their span: `X X^T = inner`, `[K, K]`.
 
-    After a projection the inner products are computed again from the coefficients. Updating them in place would be as
-    fast, but its rounding errors add up over the pairs, and what survives cancellation decides signs, hence
-    conflicts. Sums are plain numpy reductions: BLAS results depend on its number of threads.
+    A Cholesky factorisation of the cosines, with pivoting. Inner products of coordinates lose no more digits than those
+    of the vectors themselves, however far a vector shrinks; inner products made from coefficients and the Gram
+    matrix, or kept up to date by rank-2 changes, lose twice as many. Only numpy's own sums and products are used, since
+    the bits of LAPACK and BLAS depend on their number of threads.
     """
+    norms = np.sqrt(inner.diagonal())
+    inverse = np.divide(1, norms, out=np.zeros_like(norms), where=norms > 0)
+    remainder = inner * inverse[:, None] * inverse
+    columns = np.zeros_like(remainder)
+    for step in range(len(inner)):
+        pivot = remainder.diagonal().argmax()
+        if remainder[pivot, pivot] <= _PARALLEL:
+            break
+        columns[:, step] = remainder[:, pivot] / np.sqrt(remainder[pivot, pivot])
+        remainder -= np.multiply.outer(columns[:, step], columns[:, step])
+    return columns * norms[:, None]
 
-    def __init__(self, gram: np.ndarray) -> None:
-        self.gram = gram
-        self.coefficients = np.eye(len(gram))
-        self.products = gram.copy()
 
-    def inner(self, i: int, j: int) -> float:
-        return float((self.coefficients[i] * self.products[j]).sum())
+def _dot(left: np.ndarray, right: np.ndarray) -> float:
+    return float((left[0] * right[0]).sum())
 
-    def row(self, i: int) -> tuple[np.ndarray, np.ndarray]:
-        """A copy of `v_i`, as (coefficients, inner products)."""
-        return self.coefficients[i].copy(), self.products[i].copy()
 
-    def project(self, i: int, direction: tuple[np.ndarray, np.ndarray]) -> None:
-        """`v_i <- v_i - (v_i . d / ||d||^2) d`, unless `d` is zero to rounding."""
-        coefficients, products = direction
-        squared_norm = (coefficients * products).sum()
-        if squared_norm < max(_ZERO_SQUARED_NORM, self._rounding(coefficients)):
-            return
-        scale = (self.coefficients[i] * products).sum() / squared_norm
-        self.coefficients[i] -= scale * coefficients
-        self.products[i] = (self.gram * self.coefficients[i]).sum(1)
-
-    def _rounding(self, coefficients: np.ndarray) -> float:
-        # A vector that cancelled to zero keeps a squared norm of this size in coefficient space, of either sign.
-        size = (np.abs(coefficients) * np.sqrt(self.gram.diagonal())).sum()
-        return float(len(coefficients) * np.finfo(np.float64).eps * size**2)
+def _component(vector: np.ndarray, direction: np.ndarray, negligible: float) -> np.ndarray | float:
+    """`(v . d / ||d||^2) d`, or 0 where `||d||^2` is below `negligible`; both `[2, K]`."""
+    squared_norm = _dot(direction, direction)
+    if squared_norm < negligible:
+        return 0.0
+    return _dot(vector, direction) / squared_norm * direction
 
 
 def _known_mode(mode: str) -> str:

@@ -30,7 +30,8 @@ class Fipa:
     Diagnostics: `fipa/rank`, the mean number of eigenpairs of a client; `fipa/null_fraction`, the share of the weighted
     mean update's squared norm outside the span of all sketches; `fipa/eigenvalue_max`.
 
-    "Federated learning with Fisher-informed parameter aggregation" (FIPA), arXiv 2601.13608.
+    "Fisher-Informed Parameterwise Aggregation for Federated Learning with Heterogeneous Data", arXiv 2601.13608, and
+    its released program.
 
     Raises:
         ValueError: a parameter is out of range, or the setting would never move the model.
@@ -75,17 +76,13 @@ class Fipa:
         mean_update = (inner * cohort.weights).sum(1)
         outside = null_fraction(gram, mean_update, _squared_norm(cohort))
         weights = cohort.weights[sketches.owners]
-        return Direction(
-            self._merge(sketches, gram, weights, projections), _diagnostics(cohort, sketches, outside)
-        )
+        return Direction(self._merge(sketches, gram, weights, projections), _diagnostics(cohort, sketches, outside))
 
     def _merge(self, sketches: Sketches, gram: Tensor, weights: Tensor, projections: Tensor) -> Tensor:
         known = (sketches.eigenvalues, weights, projections)
         if self.merge == "gram":
             return sketches.rows.combine(
-                merge_coefficients(
-                    gram, *known, damping=self.damping, step=self.step, convention=self.convention
-                )
+                merge_coefficients(gram, *known, damping=self.damping, step=self.step, convention=self.convention)
             )
         z = qr_merge_coefficients(
             sketches.rows.qr_r(), *known, damping=self.damping, step=self.step, convention=self.convention
@@ -108,9 +105,10 @@ def merge_coefficients(
 
         t = step * h * (diag(h) G diag(h) + damping I)^-1 (h * U_m^T delta_m)
 
-    The push-through identity makes `V t` equal to `step * (Hbar + damping I)^-1 b` exactly, also when columns are parallel
-    or outnumber the parameters: the matrix stays symmetric positive definite. Without damping it is the pseudo-inverse
-    of `Hbar`, with eigenvalues below `cutoff` times the largest dropped. Convention `released` multiplies by `damping`.
+    The push-through identity makes `V t` equal to `step * (Hbar + damping I)^-1 b` exactly, also when columns are
+    parallel or outnumber the parameters: the matrix stays symmetric positive definite. Without damping it is the
+    pseudo-inverse of `Hbar`, with eigenvalues below `cutoff` times the largest dropped. Convention `released`
+    multiplies by `damping`.
     """
     h = (row_weights * eigenvalues).sqrt()
     solution = _solve(h.unsqueeze(1) * gram * h, h * projections, damping, cutoff)
@@ -130,10 +128,11 @@ def qr_merge_coefficients(
 ) -> Tensor:
     """`z [q]` such that the merged update is `Q z`:
 
-        K = R diag(w_m lambda) R^T        z = step * (K + damping I)^-1 Q^T b        Q^T b = R (w_m lambda U_m^T delta_m)
+        K = R diag(w_m lambda) R^T    Q^T b = R (w_m lambda U_m^T delta_m)    z = step * (K + damping I)^-1 Q^T b
 
-    The released program adds `b - Q Q^T b`. Here `b = V g = Q (R g)` lies in the span of Q, also when V is rank deficient
-    (Q then has extra columns, on which `K` and `Q^T b` vanish), so that term is rounding noise and is left out.
+    The released program adds `b - Q Q^T b`. Here `b = V g = Q (R g)` lies in the span of Q, also when V is rank
+    deficient (Q then has extra columns, on which `K` and `Q^T b` vanish), so that term is rounding noise and is left
+    out.
     """
     importance = row_weights * eigenvalues
     matrix = r_factor * importance @ r_factor.T

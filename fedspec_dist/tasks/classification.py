@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 
 class Classification:
@@ -12,11 +12,11 @@ class Classification:
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """The mean over the batch of `-log p(label)`, a scalar in the dtype of the outputs."""
-        return F.cross_entropy(outputs, labels)
+        return cross_entropy(outputs, labels)
 
     def metrics(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """`[sum of losses, number correct]`, float64: sums over blocks of a test set add up exactly as counted."""
-        loss_sum = F.cross_entropy(outputs.to(torch.float64), labels, reduction="sum")
+        loss_sum = cross_entropy(outputs.to(torch.float64), labels, reduction="sum")
         num_correct = (outputs.argmax(-1) == labels).sum()
         return torch.stack([loss_sum, num_correct.to(torch.float64)])
 

@@ -37,8 +37,7 @@ CASES = [
 def segments() -> list[Segment]:
     starts = [sum(SIZES[:i]) for i in range(len(SIZES))]
     return [
-        Segment(f"layer{i}", (size,), start, size)
-        for i, (size, start) in enumerate(zip(SIZES, starts, strict=True))
+        Segment(f"layer{i}", (size,), start, size) for i, (size, start) in enumerate(zip(SIZES, starts, strict=True))
     ]
 
 

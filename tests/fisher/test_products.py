@@ -81,7 +81,6 @@ every_product = pytest.mark.parametrize("make", [jacobians, streamed, partly_kep
         pytest.param(1, 3, 2, id="one sample"),
         pytest.param(5, 1, 1, id="one column, one sample a block"),
         pytest.param(5, 64, 60, id="more columns than parameters"),
-        pytest.param(3, 2, 0, id="no column"),
     ],
 )
 def test_equals_the_dense_matrix(
@@ -163,9 +162,7 @@ def test_float32_stays_float32_and_near_float64() -> None:
     ("num_columns", "kept_samples", "expected"),
     [(10, 5, "from_jacobians"), (2, 5, "from_jacobians"), (10, 4, "from_jacobians"), (2, 4, "matrix_free")],
 )
-def test_choice_by_size(
-    num_columns: int, kept_samples: int, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_choice_by_size(num_columns: int, kept_samples: int, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     forward, theta = small_network()
     inputs, vectors = images(5), columns(len(theta), num_columns)
     chosen: list[str] = []
@@ -211,9 +208,7 @@ def test_rows_beyond_the_budget_are_not_kept() -> None:
     [
         lambda *a: from_jacobians(*a, TASK.curvature_root),
         lambda *a: matrix_free(*a, TASK.curvature),
-        lambda *a: fisher_product(
-            *a, TASK.curvature_root, TASK.curvature, num_columns=2, memory_budget_bytes=1
-        ),
+        lambda *a: fisher_product(*a, TASK.curvature_root, TASK.curvature, num_columns=2, memory_budget_bytes=1),
     ],
 )
 def test_without_samples(build: Callable[..., Product]) -> None:

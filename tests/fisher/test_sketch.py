@@ -121,9 +121,7 @@ def test_signs_do_not_depend_on_the_start() -> None:
     dense = matrix([5.0, 3, 2, 1], 30)
     reference = sketch(dense, 4, seed=0, power_iterations=4)[1]
     for seed in range(1, 6):
-        torch.testing.assert_close(
-            sketch(dense, 4, seed=seed, power_iterations=4)[1], reference, rtol=0, atol=1e-9
-        )
+        torch.testing.assert_close(sketch(dense, 4, seed=seed, power_iterations=4)[1], reference, rtol=0, atol=1e-9)
 
 
 def test_signs_hold_for_softmax_layers_with_two_classes() -> None:

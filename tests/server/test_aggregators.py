@@ -25,9 +25,7 @@ class Problem:
 
     def cohort(self) -> Cohort:
         owners = [torch.full((basis.shape[1],), k) for k, basis in enumerate(self.bases)]
-        sketches = Sketches(
-            DenseRows(torch.cat(self.bases, dim=1).T), torch.cat(self.eigenvalues), torch.cat(owners)
-        )
+        sketches = Sketches(DenseRows(torch.cat(self.bases, dim=1).T), torch.cat(self.eigenvalues), torch.cat(owners))
         return Cohort(DenseRows(self.updates), self.weights, sketches)
 
     def pick(self, order: list[int]) -> Problem:

@@ -60,9 +60,7 @@ def test_reversed_order_changes_pairwise_only() -> None:
 @pytest.mark.parametrize(("num_clients", "num_parameters"), [(2, 5), (6, 3), (9, 40)])
 def test_equals_projecting_the_vectors(mode: str, seed: int, num_clients: int, num_parameters: int) -> None:
     updates = random_updates(num_clients, num_parameters, seed)
-    torch.testing.assert_close(
-        harmonized(updates, mode), fedgh_vectors(updates, mode), rtol=1e-10, atol=1e-10
-    )
+    torch.testing.assert_close(harmonized(updates, mode), fedgh_vectors(updates, mode), rtol=1e-10, atol=1e-10)
 
 
 @both_modes
@@ -72,6 +70,14 @@ def test_without_conflict_exactly_the_identity(mode: str, num_clients: int) -> N
     coefficients = harmonize(updates @ updates.T, mode)
     assert coefficients.dtype == torch.float64
     assert torch.equal(coefficients, torch.eye(num_clients, dtype=torch.float64))
+
+
+@both_modes
+def test_orthogonal_updates_are_no_conflict(mode: str) -> None:
+    for seed in range(20):
+        updates = (random_updates(8, 12, seed) > 0.6).double()
+        coefficients = harmonize(updates @ updates.T, mode)
+        assert torch.equal(coefficients, torch.eye(8, dtype=torch.float64)), f"seed {seed}"
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -95,11 +101,36 @@ def test_antiparallel_updates_cancel_and_disturb_nobody(mode: str, scale: float)
     result = harmonized(updates, mode)
     if mode == "pairwise":
         assert result[:2].norm() < 1e-7 * scale
-        torch.testing.assert_close(
-            result[2:], harmonized(scale * others, mode), rtol=1e-7, atol=1e-7 * scale
-        )
+        torch.testing.assert_close(result[2:], harmonized(scale * others, mode), rtol=1e-7, atol=1e-7 * scale)
     assert result.norm() < 2 * updates.norm()
     assert harmonize(updates @ updates.T, mode).abs().max() < 10
+
+
+@both_modes
+@pytest.mark.parametrize("num_parameters", [1, 2, 3])
+def test_more_clients_than_parameters(mode: str, num_parameters: int) -> None:
+    # Running vectors shrink by orders of magnitude here, or cancel: what is left of those is rounding noise.
+    for seed in range(150):
+        updates = random_updates(8, num_parameters, seed)
+        error = harmonized(updates, mode) - fedgh_vectors(updates, mode)
+        assert error.abs().max() < 1e-8, f"seed {seed}"
+
+
+@both_modes
+@pytest.mark.parametrize("num_parameters", [1, 2, 20])
+def test_coefficients_do_not_depend_on_the_scale(mode: str, num_parameters: int) -> None:
+    for seed in range(30):
+        updates = random_updates(8, num_parameters, seed)
+        gram = updates @ updates.T
+        assert torch.equal(harmonize(2.0**40 * gram, mode), harmonize(gram, mode)), f"seed {seed}"
+
+
+@both_modes
+def test_small_updates_keep_their_directions(mode: str) -> None:
+    updates = random_updates(6, 30, 4) * torch.logspace(0, -9, 6, dtype=torch.float64).unsqueeze(1)
+    result, expected = harmonized(updates, mode), fedgh_vectors(updates, mode)
+    assert (conflict_ratio(updates @ updates.T)) > 0
+    torch.testing.assert_close(result / updates.norm(dim=1, keepdim=True), expected / updates.norm(dim=1, keepdim=True))
 
 
 @both_modes

@@ -177,9 +177,7 @@ def test_identical_and_nearly_parallel_clients(merged: object, damping: float, d
     twin = twin * torch.sign((twin * basis).sum(0))
     updates = torch.cat([update, 2 * update])
     result = merged([basis, twin], [values, values], updates, HALF, damping=damping, step=1)
-    close(
-        result, damping * fipa_dense([basis, twin], [values, values], updates, HALF, damping=damping), 1e-11
-    )
+    close(result, damping * fipa_dense([basis, twin], [values, values], updates, HALF, damping=damping), 1e-11)
 
 
 @both_merges
@@ -208,10 +206,7 @@ def test_directions_outside_the_sketches_do_not_move() -> None:
 
 def test_larger_damping_moves_less_in_the_exact_convention() -> None:
     problem = random_problem(30, [4, 3], seed=1)
-    norms = [
-        float(merge(*problem, damping=damping, step=1, convention="exact").norm())
-        for damping in (0.01, 0.1, 1.0)
-    ]
+    norms = [float(merge(*problem, damping=damping, step=1, convention="exact").norm()) for damping in (0.01, 0.1, 1.0)]
     assert norms[0] > norms[1] > norms[2] > 0
     released = merge(*problem, damping=1e9, step=1)
     mean, right = torch.zeros(30).double(), zip(*problem, strict=True)
@@ -249,9 +244,7 @@ def test_aggregator_diagnostics(form: str) -> None:
     outside = mean - span @ (span.T @ mean)
     assert diagnostics["fipa/rank"] == pytest.approx(7 / 3)
     assert diagnostics["fipa/eigenvalue_max"] == float(torch.cat(eigenvalues).max())
-    assert diagnostics["fipa/null_fraction"] == pytest.approx(
-        float(outside @ outside / (mean @ mean)), abs=1e-8
-    )
+    assert diagnostics["fipa/null_fraction"] == pytest.approx(float(outside @ outside / (mean @ mean)), abs=1e-8)
 
 
 @pytest.mark.parametrize("form", ["gram", "tsqr"])

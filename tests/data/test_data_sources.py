@@ -1,0 +1,455 @@
+"""Readers of data sets: what they give, and what they say about files that are missing or not sound."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pickle
+import urllib.error
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedspec_dist.data import SOURCES, fashion_mnist, prepared
+from fedspec_dist.data.arrays import Arrays, channel_statistics
+from fedspec_dist.data.cifar import Cifar10, Cifar100
+from fedspec_dist.data.digits import Digits
+from fedspec_dist.data.fashion_mnist import FashionMnist
+from fedspec_dist.data.files import DatasetNotFoundError
+from fedspec_dist.data.npz import Npz
+from fedspec_dist.data.synthetic import Synthetic
+from fedspec_dist.data.unpickle import load_plain_pickle
+
+RNG = np.random.default_rng(0)
+
+
+def random_images(*shape: int) -> np.ndarray:
+    return RNG.integers(256, size=shape, dtype=np.uint8)
+
+
+# --- embedded
+
+
+def test_digits(tmp_path: Path) -> None:
+    arrays = Digits(tmp_path, False, 0).load()
+    arrays.check("digits")
+    assert arrays.train_images.shape == (1437, 8, 8, 1)
+    assert arrays.test_images.shape == (360, 8, 8, 1)
+    assert np.bincount(arrays.test_labels).tolist() == [36] * 10
+    assert arrays.train_images.max() == 1.0
+    assert set(np.unique(arrays.train_images * 16)) == set(range(17))
+    assert arrays.mean[0] == pytest.approx(arrays.train_images.mean(), rel=1e-5)
+    train = {image.tobytes() for image in arrays.train_images}
+    assert not any(image.tobytes() in train for image in arrays.test_images)
+
+
+def test_digits_are_those_of_scikit_learn(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("sklearn.datasets")
+    arrays = Digits(tmp_path, False, 0).load()
+    ours = np.concatenate([arrays.train_images, arrays.test_images]).reshape(-1, 64) * 16
+    labelled = np.column_stack([ours, np.concatenate([arrays.train_labels, arrays.test_labels])])
+    theirs = np.column_stack(datasets.load_digits(return_X_y=True))
+    assert sorted(map(tuple, labelled.tolist())) == sorted(map(tuple, theirs.tolist()))
+
+
+def test_synthetic(tmp_path: Path) -> None:
+    def make(seed: int) -> Arrays:
+        return Synthetic(tmp_path, False, seed, shape=[3, 16, 12], num_classes=7, num_train=2100, num_test=70).load()
+
+    arrays = make(5)
+    arrays.check("synthetic")
+    assert arrays.train_images.shape == (2100, 16, 12, 3)
+    assert arrays.train_images.dtype == np.float32
+    assert np.bincount(arrays.train_labels).tolist() == [300] * 7
+    assert arrays.train_images.std() == pytest.approx(1, abs=0.02)
+    assert np.array_equal(arrays.test_images, make(5).test_images)
+    assert not np.array_equal(arrays.test_images, make(6).test_images)
+
+
+def test_synthetic_classes_can_be_told_apart(tmp_path: Path) -> None:
+    """By their spectrum's size, which shifts do not change: the nearest class mean is far better than chance."""
+    arrays = Synthetic(tmp_path, False, 0, shape=(1, 16, 16), num_train=1000, num_test=500).load()
+    train, test = (
+        np.abs(np.fft.rfft2(images[..., 0]))[:, :4, :4].reshape(len(images), -1)
+        for images in (arrays.train_images, arrays.test_images)
+    )
+    means = np.stack([train[arrays.train_labels == label].mean(axis=0) for label in range(10)])
+    nearest = np.square(test[:, None] - means).sum(axis=2).argmin(axis=1)
+    assert np.mean(nearest == arrays.test_labels) > 0.4
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"shape": [3, 32]}, r"data.shape: \[3, 32\] given; allowed is \[channels, height, width\]"),
+        ({"shape": [3, 0, 3]}, r"data.shape"),
+        ({"num_train": 0}, r"data.num_train: 0 given; allowed is at least 1"),
+    ],
+)
+def test_synthetic_parameters(tmp_path: Path, parameters: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Synthetic(tmp_path, False, 0, **parameters)
+
+
+# --- checks on arrays
+
+
+def arrays_with(**changes: object) -> Arrays:
+    fields = {
+        "train_images": random_images(5, 4, 4, 1),
+        "train_labels": np.arange(5),
+        "test_images": random_images(2, 4, 4, 1),
+        "test_labels": np.arange(2),
+        "num_classes": 5,
+        "mean": (0.5,),
+        "std": (0.2,),
+    }
+    return Arrays(**{**fields, **changes})
+
+
+def test_sound_arrays_pass() -> None:
+    arrays_with().check("mine")
+
+
+def nan_at(index: int) -> np.ndarray:
+    images = np.zeros((5, 4, 4, 1), np.float32)
+    images[index, 2, 1, 0] = np.nan
+    return images
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train_labels": np.array([0, 1, 5, 2, 9])}, r"mine: train label at index 2 is 5; allowed is 0\.\.4"),
+        ({"test_labels": np.array([0, -1])}, r"mine: test label at index 1 is -1; allowed is 0\.\.4"),
+        ({"train_labels": np.arange(4)}, "train has 5 images but 4 labels"),
+        ({"test_images": random_images(0, 4, 4, 1), "test_labels": np.arange(0)}, "test is empty"),
+        ({"train_images": nan_at(3)}, "train image at index 3 has a value that is not finite"),
+        ({"test_images": random_images(2, 5, 4, 1)}, r"train images are \(4, 4, 1\) but test .* \(5, 4, 1\)"),
+    ],
+)
+def test_unsound_arrays(changes: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        arrays_with(**changes).check("mine")
+
+
+def test_channel_statistics() -> None:
+    images = random_images(1500, 4, 3, 2)
+    images[..., 1] = 7
+    mean, std = channel_statistics(images)
+    assert mean == pytest.approx([(images[..., 0] / 255).mean(), 7 / 255])
+    assert std == pytest.approx([(images[..., 0] / 255).std(), 1.0])
+
+
+# --- Fashion-MNIST
+
+
+@pytest.fixture
+def no_debian_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fashion_mnist, "_DEBIAN_FOLDER", tmp_path / "debian")
+
+
+def write_idx(path: Path, array: np.ndarray) -> None:
+    sizes = np.array(array.shape, ">u4").tobytes()
+    path.write_bytes(gzip.compress(bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes()))
+
+
+def write_fashion(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    folder.mkdir(parents=True, exist_ok=True)
+    images, labels = random_images(12, 28, 28), RNG.integers(10, size=12, dtype=np.uint8)
+    write_idx(folder / "train-images-idx3-ubyte.gz", images[:8])
+    write_idx(folder / "train-labels-idx1-ubyte.gz", labels[:8])
+    write_idx(folder / "t10k-images-idx3-ubyte.gz", images[8:])
+    write_idx(folder / "t10k-labels-idx1-ubyte.gz", labels[8:])
+    return images, labels
+
+
+@pytest.mark.usefixtures("no_debian_package")
+@pytest.mark.parametrize("place", ["root", "root/FashionMNIST/raw", "debian"])
+def test_fashion_mnist_in_each_place(tmp_path: Path, place: str) -> None:
+    images, labels = write_fashion(tmp_path / place)
+    arrays = FashionMnist(tmp_path / "root", False, 0).load()
+    arrays.check("fashion_mnist")
+    assert np.array_equal(arrays.train_images[..., 0], images[:8])
+    assert np.array_equal(arrays.test_labels, labels[8:])
+
+
+@pytest.mark.usefixtures("no_debian_package")
+def test_missing_fashion_mnist_names_places_and_command(tmp_path: Path) -> None:
+    with pytest.raises(DatasetNotFoundError, match="apt-get install dataset-fashion-mnist") as caught:
+        FashionMnist(tmp_path / "root", False, 0).load()
+    for place in ("root,", "root/FashionMNIST/raw", "debian"):
+        assert str(tmp_path / place) in str(caught.value)
+
+
+@pytest.mark.usefixtures("no_debian_package")
+def test_failed_download_gives_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: FashionMnist) -> None:
+        raise urllib.error.URLError("no route to host")
+
+    monkeypatch.setattr(FashionMnist, "_fetch", fail)
+    with pytest.raises(DatasetNotFoundError, match=r"Downloading it failed: .*no route to host.*internet"):
+        FashionMnist(tmp_path, True, 0).load()
+
+
+@pytest.mark.usefixtures("no_debian_package")
+def test_download_is_used_once_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FashionMnist, "_fetch", lambda self: write_fashion(self.root / "FashionMNIST/raw"))
+    assert len(FashionMnist(tmp_path, True, 0).load().train_labels) == 8
+
+
+@pytest.mark.usefixtures("no_debian_package")
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[:-20],
+        lambda content: content[:30] + b"??????" + content[36:],
+        lambda content: b"<html>not found</html>",
+        lambda content: gzip.compress(gzip.decompress(content)[:-1]),
+        lambda content: gzip.compress(b"\0\0\x08"),
+        lambda content: gzip.compress(b"\0\0\x0d" + gzip.decompress(content)[3:]),
+        lambda content: b"",
+    ],
+)
+def test_damaged_idx_file_is_named(tmp_path: Path, damage) -> None:
+    write_fashion(tmp_path)
+    path = tmp_path / "t10k-images-idx3-ubyte.gz"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ValueError, match=rf"cannot read {path}: .*Delete it and get the data set again: apt"):
+        FashionMnist(tmp_path, False, 0).load()
+
+
+# --- CIFAR
+
+
+def python2_batch(rows: np.ndarray, labels: list[int], label_key: str) -> bytes:
+    """The bytes that Python 2 wrote the official files in: text keys, old numpy names, data as a string."""
+    raw = rows.tobytes()
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01"
+        + (b"M" + len(rows).to_bytes(2, "little") + b"M\x00\x0c\x86")
+        + b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89"
+        + (b"T" + len(raw).to_bytes(4, "little") + raw + b"tb")
+    )
+    numbers = b"](" + b"".join(b"K" + bytes([label]) for label in labels) + b"e"
+    key = label_key.encode()
+    return b"\x80\x02}(U\x04data" + array + b"U" + bytes([len(key)]) + key + numbers + b"u."
+
+
+def write_cifar10(root: Path, write) -> tuple[np.ndarray, list[int]]:
+    folder = root / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    images = random_images(18, 32, 32, 3)
+    labels = RNG.integers(10, size=18).tolist()
+    names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+    for i, name in enumerate(names):
+        rows = images[3 * i : 3 * i + 3].transpose(0, 3, 1, 2).reshape(3, 3072)
+        (folder / name).write_bytes(write(rows, labels[3 * i : 3 * i + 3]))
+    return images, labels
+
+
+def python3_batch(protocol: int, as_bytes: bool):
+    def write(rows: np.ndarray, labels: list[int]) -> bytes:
+        batch = {"data": rows, "labels": labels, "batch_label": "b"}
+        named = {key.encode(): value for key, value in batch.items()} if as_bytes else batch
+        return pickle.dumps(named, protocol=protocol)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda rows, labels: python2_batch(rows, labels, "labels"),
+        *(python3_batch(protocol, True) for protocol in range(6)),
+        python3_batch(4, False),
+        lambda rows, labels: python3_batch(5, True)(np.asfortranarray(rows), labels),
+        lambda rows, labels: python3_batch(2, True)(np.asfortranarray(rows), labels),
+    ],
+)
+def test_cifar10(tmp_path: Path, write) -> None:
+    images, labels = write_cifar10(tmp_path, write)
+    arrays = Cifar10(tmp_path, False, 0).load()
+    arrays.check("cifar10")
+    assert np.array_equal(arrays.train_images, images[:15])
+    assert np.array_equal(arrays.test_images, images[15:])
+    assert arrays.train_labels.tolist() == labels[:15]
+    assert arrays.test_labels.dtype == np.int64
+
+
+def test_cifar100_reads_fine_labels(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-100-python"
+    folder.mkdir()
+    for name in ("train", "test"):
+        (folder / name).write_bytes(python2_batch(random_images(2, 3072), [7, 99], "fine_labels"))
+    arrays = Cifar100(tmp_path, False, 0).load()
+    assert arrays.train_labels.tolist() == [7, 99]
+    assert arrays.num_classes == 100
+
+
+def test_missing_cifar_names_place_and_command(tmp_path: Path) -> None:
+    with pytest.raises(DatasetNotFoundError, match="import CIFAR100; CIFAR100") as caught:
+        Cifar100(tmp_path, False, 0).load()
+    assert str(tmp_path / "cifar-100-python") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "truncated or no pickle"),
+        (b"<html>", "plain pickle|no pickle"),
+        (pickle.dumps([1, 2]), "a list, not the dictionary"),
+        (pickle.dumps({"labels": [1]}), "'data' is not an array of bytes"),
+        (pickle.dumps({"data": np.zeros((1, 3072)), "labels": [1]}), "arrays of type 'f8' are not allowed"),
+        (pickle.dumps({"data": random_images(1, 3072), "labels": "x"}), "'labels' is not a list of integers"),
+        (pickle.dumps({"data": random_images(1, 3071), "labels": [1]}), "3072 columns"),
+        (pickle.dumps({"data": random_images(1, 3072), "labels": [1]})[:2000], "truncated"),
+    ],
+)
+def test_foreign_batches_are_named(tmp_path: Path, content: bytes, reason: str) -> None:
+    write_cifar10(tmp_path, lambda rows, labels: content)
+    path = tmp_path / "cifar-10-batches-py" / "data_batch_1"
+    with pytest.raises(ValueError, match=rf"cannot read {path}: .*({reason}).*Delete it"):
+        Cifar10(tmp_path, False, 0).load()
+
+
+class Malicious:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple:
+        return os.system, (f"touch {self.path}",)
+
+
+def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
+    trace, path = tmp_path / "trace", tmp_path / "batch"
+    path.write_bytes(pickle.dumps({"data": Malicious(trace)}))
+    with pytest.raises(ValueError, match=r"it asks to run (posix|os)\.system"):
+        load_plain_pickle(path)
+    assert not trace.exists()
+    pickle.loads(path.read_bytes())
+    assert trace.exists()  # the pickle does bite where nothing stops it
+
+
+@pytest.mark.parametrize("name", ["builtins\neval", "builtins\ngetattr", "numpy\nload", "_codecs\ndecode"])
+def test_other_names_are_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "batch"
+    path.write_bytes(f"c{name}\n.".encode())
+    with pytest.raises(ValueError, match="it asks to run"):
+        load_plain_pickle(path)
+
+
+# --- npz
+
+
+def write_npz(path: Path, **changes: object) -> dict[str, np.ndarray]:
+    content = {
+        "train_images": random_images(9, 6, 5),
+        "train_labels": (np.arange(9) % 3).astype(np.uint8)[:, None],
+        "val_images": random_images(1, 6, 5),
+        "val_labels": np.zeros((1, 1), np.uint8),
+        "test_images": random_images(4, 6, 5),
+        "test_labels": np.zeros((4, 1), np.uint8),
+        **changes,
+    }
+    np.savez_compressed(path, **{key: value for key, value in content.items() if value is not None})
+    return content
+
+
+def test_npz_grey_with_a_column_of_labels(tmp_path: Path) -> None:
+    content = write_npz(tmp_path / "grey.npz")
+    source = Npz(tmp_path, False, 0, path="grey.npz")
+    arrays = source.load()
+    arrays.check("npz")
+    assert np.array_equal(arrays.train_images[..., 0], content["train_images"])
+    assert arrays.train_labels.tolist() == [0, 1, 2] * 3
+    assert source.num_classes == arrays.num_classes == 3
+    assert arrays.mean == pytest.approx([(content["train_images"] / 255).mean()])
+
+
+def test_npz_colour_floats_and_flat_labels(tmp_path: Path) -> None:
+    write_npz(
+        tmp_path / "colour.npz",
+        train_images=RNG.random((9, 6, 5, 3)),
+        test_images=RNG.random((4, 6, 5, 3), dtype=np.float32),
+        train_labels=np.arange(9),
+    )
+    source = Npz(Path("elsewhere"), False, 0, path=tmp_path / "colour.npz", num_classes=12)
+    arrays = source.load()
+    arrays.check("npz")
+    assert arrays.train_images.dtype == np.float32
+    assert source.num_classes == arrays.num_classes == 12
+    assert len(arrays.mean) == 3
+
+
+def test_npz_label_beyond_the_classes(tmp_path: Path) -> None:
+    write_npz(tmp_path / "x.npz", test_labels=np.array([0, 2, 3, 1]))
+    with pytest.raises(ValueError, match=r"npz: test label at index 2 is 3; allowed is 0\.\.2"):
+        prepared.load("npz", Npz(tmp_path, False, 0, path="x.npz"), tmp_path / "root", prepares=True, embedded=False)
+    assert not (tmp_path / "root").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"test_labels": None}, r"data.path: .*x.npz has no test_labels; it needs train_images, .* and has train"),
+        ({"train_labels": np.zeros((9, 2), int)}, r"train_labels has shape \(9, 2\) .*several labels"),
+        ({"train_labels": np.zeros(9)}, "train_labels has shape .* and type float64"),
+        ({"train_images": random_images(9, 6, 6, 6)}, r"train_images has shape \(9, 6, 6, 6\); allowed"),
+        ({"train_images": np.zeros((9, 6, 5), int)}, "train_images has type int64; allowed: uint8 or float"),
+    ],
+)
+def test_npz_of_another_form(tmp_path: Path, changes: dict, message: str) -> None:
+    write_npz(tmp_path / "x.npz", **changes)
+    with pytest.raises(ValueError, match=message):
+        Npz(tmp_path, False, 0, path="x.npz").load()
+
+
+def test_npz_damaged_or_foreign(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    write_npz(path)
+    whole = path.read_bytes()
+    for content in (whole[:-50], whole[:90] + b"\xff" * 40 + whole[130:], b"", b"nonsense"):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=rf"cannot read {path}: .*Delete it and get .* again: curl"):
+            Npz(tmp_path, False, 0, path="x.npz").load()
+    write_npz(path, train_labels=np.array([object()] * 9, dtype=object))
+    with pytest.raises(ValueError, match=rf"cannot read {path}: .*allow_pickle=False"):
+        Npz(tmp_path, False, 0, path="x.npz").load()
+
+
+def test_missing_npz_names_places_and_command(tmp_path: Path) -> None:
+    with pytest.raises(DatasetNotFoundError, match=r"bloodmnist\.npz, .*curl .*bloodmnist\.npz") as caught:
+        Npz(tmp_path, True, 0, path="bloodmnist.npz").load()
+    assert str(tmp_path / "bloodmnist.npz") in str(caught.value)
+
+
+# --- all
+
+
+def test_fingerprints_change_with_the_files(tmp_path: Path) -> None:
+    write_cifar10(tmp_path, python3_batch(4, True))
+    source = Cifar10(tmp_path, False, 0)
+    before = source.fingerprint()
+    assert Cifar10(tmp_path, True, 1).fingerprint() == before
+    os.utime(tmp_path / "cifar-10-batches-py" / "data_batch_3", ns=(1, 1))
+    assert source.fingerprint() != before
+
+
+def test_fingerprint_of_a_missing_set_never_downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cifar10, "_fetch", lambda self: pytest.fail("downloaded"))
+    with pytest.raises(DatasetNotFoundError):
+        Cifar10(tmp_path, True, 0).fingerprint()
+
+
+@pytest.mark.parametrize("name", sorted(SOURCES))
+def test_every_source_has_the_same_interface(name: str, tmp_path: Path) -> None:
+    parameters = {"path": "x.npz"} if name == "npz" else {}
+    source = SOURCES[name](tmp_path, False, 0, **parameters)
+    assert source.embedded == (name in ("digits", "synthetic"))
+    assert source.download is False
+    assert callable(source.load)
+    assert callable(source.fingerprint)
+    if name != "npz":
+        assert source.num_classes in (10, 100)

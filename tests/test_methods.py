@@ -1,0 +1,54 @@
+"""The table of methods against the classes that it names."""
+
+from __future__ import annotations
+
+import inspect
+from typing import get_args
+
+import pytest
+
+from fedspec_dist import methods
+
+TABLES = {
+    "datasets": methods.DATASETS,
+    "partitions": methods.PARTITIONS,
+    "models": methods.MODELS,
+    "local": methods.LOCAL_ALGORITHMS,
+    "filters": methods.FILTERS,
+    "aggregators": methods.AGGREGATORS,
+    "weights": methods.WEIGHTS,
+    "optimizers": methods.SERVER_OPTIMIZERS,
+}
+# Arguments that the program fills in.
+GIVEN = {
+    "datasets": {"root", "download", "seed"},
+    "partitions": {"labels", "num_clients", "rng"},
+    "models": {"input_shape", "num_classes"},
+    "filters": {"segments"},
+    "weights": {"num_samples"},
+}
+ROWS = [(family, name) for family, table in TABLES.items() for name in table]
+
+
+@pytest.mark.parametrize(("family", "name"), ROWS)
+def test_a_row_has_the_parameters_and_defaults_of_its_class(family: str, name: str) -> None:
+    row = TABLES[family][name]
+    signature = inspect.signature(row.load())
+    own = {key: p for key, p in signature.parameters.items() if key not in GIVEN.get(family, set())}
+    # `num_classes` and the like of a data set may have the program's names and still be its own.
+    assert set(own) <= set(row.parameters) <= set(signature.parameters)
+    for key, parameter in own.items():
+        default = row.parameters[key][1]
+        if default is ...:
+            assert parameter.default is parameter.empty
+        else:
+            given = list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
+            assert given == default
+
+
+def test_literals_in_the_table_are_the_choices_of_the_class() -> None:
+    from fedspec_dist.server import fipa
+
+    parameters = methods.AGGREGATORS["fipa"].parameters
+    assert get_args(parameters["convention"][0]) == fipa.CONVENTIONS
+    assert get_args(parameters["merge"][0]) == fipa.MERGES
