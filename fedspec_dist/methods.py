@@ -32,6 +32,10 @@ class Method:
         module, _, name = self.target.partition(":")
         return getattr(import_module(f"fedspec_dist.{module}"), name)
 
+    def build(self, *arguments: Any, **parameters: Any) -> Any:
+        """Call the class (or, for partitions and weights, the function) that the line names."""
+        return self.load()(*arguments, **parameters)
+
 
 def method(target: str, **parameters: tuple[Any, Any]) -> Method:
     return Method(target, parameters)

@@ -107,7 +107,10 @@ def test_parameters_of_the_data_set_stand_beside_it() -> None:
         (["phases.0.rounds=1"], r"^phases\.0\.rounds: phases has 0 entries"),
         (["phases=[3]"], r"^phases\.0: a phase is a mapping"),
         (["phases=[{rounds: 3}, {rounds: 2, local: {lr: -1}}]"], r"^phases\.1\.local\.lr: got -1"),
-        (["phases=[{rounds: 3, seed: 2}]"], r"^phases\.0\.seed: unknown key; did you mean server\? allowed: rounds, trainable, local"),
+        (
+            ["phases=[{rounds: 3, seed: 2}]"],
+            r"^phases\.0\.seed: unknown key; did you mean server\? allowed: rounds, trainable, local",
+        ),
         (["phases=[{rounds: 3}]", "rounds=7"], r"^rounds: got 7, but the phases have 3 = 3 rounds"),
         (["phases=[{local: {lr: 1}}]"], r"^phases\.0\.rounds: must be given"),
     ],

@@ -24,8 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "server": {"parameters", "seeding", "fisher"},
     "distributed": {"parameters", "seeding", "server"},
     "tracking": set(),
-    "rounds": BASE
-    | {"data", "models", "tasks", "filters", "fisher", "clients", "server", "distributed", "tracking"},
+    "rounds": BASE | {"data", "models", "tasks", "filters", "fisher", "clients", "server", "distributed", "tracking"},
     "main": BASE | {"rounds", "distributed", "tracking"},
 }
 MATHS = ("filters", "fisher", "tasks", "models", "server", "clients")

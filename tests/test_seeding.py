@@ -11,7 +11,13 @@ from fedspec_dist import seeding
 def test_a_draw_is_a_function_of_its_key() -> None:
     first = seeding.generator(3, "batches", 5, 7).integers(1 << 60, size=4)
     assert np.array_equal(first, seeding.generator(3, "batches", 5, 7).integers(1 << 60, size=4))
-    others = [(4, "batches", 5, 7), (3, "cohort", 5, 7), (3, "batches", 7, 5), (3, "batches", 5), (3, "batches", 5, 7, 0)]
+    others = [
+        (4, "batches", 5, 7),
+        (3, "cohort", 5, 7),
+        (3, "batches", 7, 5),
+        (3, "batches", 5),
+        (3, "batches", 5, 7, 0),
+    ]
     for seed, purpose, *key in others:
         assert not np.array_equal(first, seeding.generator(seed, purpose, *key).integers(1 << 60, size=4))
 

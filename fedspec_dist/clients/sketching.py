@@ -58,5 +58,7 @@ class Sketcher:
         return eigenvalues, basis.T
 
     def _forward(self, theta: Tensor, inputs: Tensor) -> Tensor:
-        shaped = {s.name: theta[s.start : s.stop].reshape(s.shape) for s in self._layout.segments}
+        # One split, not a slice for each layer: the backward of a slice fills a whole [P] with zeros.
+        parts = theta.split([segment.size for segment in self._layout.segments])
+        shaped = {s.name: part.reshape(s.shape) for s, part in zip(self._layout.segments, parts, strict=True)}
         return functional_call(self._module, shaped, (inputs,))

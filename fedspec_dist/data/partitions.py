@@ -7,7 +7,7 @@ twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -107,14 +107,6 @@ def dirichlet_balanced(
         unassigned[chosen] = False
         clients.append(chosen)
     return _checked(clients, len(labels), complete=False)
-
-
-PARTITIONS: dict[str, Callable[..., Clients]] = {
-    "iid": iid,
-    "shards": shards,
-    "dirichlet": dirichlet,
-    "dirichlet_balanced": dirichlet_balanced,
-}
 
 
 def class_counts(labels: np.ndarray, clients: Sequence[np.ndarray], num_classes: int) -> np.ndarray:

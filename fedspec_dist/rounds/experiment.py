@@ -22,7 +22,6 @@ from fedspec_dist.data.batches import num_steps
 from fedspec_dist.data.prepared import Dataset, load
 from fedspec_dist.distributed.columns import Columns
 from fedspec_dist.distributed.runtime import Runtime
-from fedspec_dist.models import build
 from fedspec_dist.parameters import ParameterLayout
 from fedspec_dist.rounds.server import FederatedServer
 from fedspec_dist.tasks.classification import Classification
@@ -54,12 +53,11 @@ def load_federation(config: Config, prepares: bool) -> Federation:
     """
     data = config.data
     root = Path(data.root).expanduser()
-    source = methods.DATASETS[data.dataset.type].load()(
+    source = methods.DATASETS[data.dataset.type].build(
         root=root, download=data.download, seed=config.seed, **data.dataset.parameters()
     )
     dataset = load(data.dataset.type, source, root, prepares=prepares, embedded=source.embedded)
-    partition = methods.PARTITIONS[data.partition.type].load()
-    clients = partition(
+    clients = methods.PARTITIONS[data.partition.type].build(
         dataset.train_labels.numpy(),
         data.partition.clients,
         seeding.generator(config.seed, "partition"),
@@ -81,7 +79,8 @@ def build_model(config: Config, dataset: Dataset) -> nn.Module:
     """The model with the initial parameters of the config's seed, on the CPU; the global generator is left alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeding.torch_seed(config.seed, "model"))
-        return build(config.model.type, dataset.input_shape, dataset.num_classes, **config.model.parameters())
+        model = methods.MODELS[config.model.type]
+        return model.build(dataset.input_shape, dataset.num_classes, **config.model.parameters())
 
 
 class Stage:
@@ -144,13 +143,12 @@ class Stage:
 def _local_methods(phase: Phase, layout: ParameterLayout) -> LocalMethods:
     local = phase.local
     segments = layout.select(phase.filter.layers)
-    chosen = methods.FILTERS[phase.filter.type].load()
     return LocalMethods(
-        filter=chosen(segments, **phase.filter.parameters(without=["layers"])),
+        filter=methods.FILTERS[phase.filter.type].build(segments, **phase.filter.parameters(without=["layers"])),
         algorithm=_make(methods.LOCAL_ALGORITHMS, local.algorithm),
         sgd=LocalSgd(local.momentum, local.weight_decay, local.clip_norm),
     )
 
 
 def _make(table: Mapping[str, methods.Method], choice: Any) -> Any:
-    return table[choice.type].load()(**choice.parameters())
+    return table[choice.type].build(**choice.parameters())

@@ -30,6 +30,3 @@ class Sgd:
         An optimizer with memory changes the tensors of `state` in place.
         """
         return (theta.to(torch.float64) + self.lr * direction).to(theta.dtype)
-
-
-OPTIMIZERS = {"sgd": Sgd}

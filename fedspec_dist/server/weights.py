@@ -34,6 +34,3 @@ def samples(num_samples: Tensor) -> Tensor:
 def _require_clients(num_samples: Tensor) -> None:
     if num_samples.numel() == 0:
         raise ValueError("server.weights: the cohort has no clients")
-
-
-WEIGHTS = {"uniform": uniform, "samples": samples}

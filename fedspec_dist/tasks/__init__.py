@@ -2,9 +2,3 @@
 
 A task sees outputs and targets only, never parameters. Nothing here imports another folder of the package.
 """
-
-from __future__ import annotations
-
-from fedspec_dist.tasks.classification import Classification
-
-TASKS = {"classification": Classification}

@@ -106,7 +106,9 @@ def test_a_small_gradient_is_not_clipped() -> None:
     assert torch.equal(vectors.parameters, -gradient)
 
 
-@pytest.mark.parametrize(("momentum", "weight_decay", "clip_norm"), [(0.0, 0.0, None), (0.9, 5e-4, None), (0.5, 0.1, 1.0)])
+@pytest.mark.parametrize(
+    ("momentum", "weight_decay", "clip_norm"), [(0.0, 0.0, None), (0.9, 5e-4, None), (0.5, 0.1, 1.0)]
+)
 def test_the_step_is_torchs_sgd(momentum: float, weight_decay: float, clip_norm: float | None) -> None:
     parameter = torch.nn.Parameter(START.clone())
     optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=momentum, weight_decay=weight_decay)
@@ -115,7 +117,5 @@ def test_the_step_is_torchs_sgd(momentum: float, weight_decay: float, clip_norm:
         if clip_norm:
             torch.nn.utils.clip_grad_norm_([parameter], clip_norm)
         optimizer.step()
-    ours = _train(
-        FedAvg(), lambda w: _toy(0)(w) * 3, START, 6, LocalSgd(momentum, weight_decay, clip_norm)
-    )
+    ours = _train(FedAvg(), lambda w: _toy(0)(w) * 3, START, 6, LocalSgd(momentum, weight_decay, clip_norm))
     torch.testing.assert_close(ours, parameter.detach(), rtol=1e-12, atol=1e-14)

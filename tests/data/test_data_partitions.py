@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from fedspec_dist.data import partitions
 from fedspec_dist.data.digits import Digits
-from fedspec_dist.data.partitions import PARTITIONS, capped_shares, class_counts, cut_points
+from fedspec_dist.data.partitions import capped_shares, class_counts, cut_points
+from fedspec_dist.methods import PARTITIONS
 from fedspec_dist.seeding import generator
 
 
@@ -43,7 +44,7 @@ def test_every_partition(
     labels = np.random.default_rng(seed).integers(num_classes, size=num_samples)
     parameters = {"dirichlet": {"alpha": alpha, "min_size": 0}, "dirichlet_balanced": {"alpha": alpha}}
     clients, again = (
-        PARTITIONS[kind](labels, num_clients, generator(seed, "partition"), **parameters.get(kind, {}))
+        PARTITIONS[kind].build(labels, num_clients, generator(seed, "partition"), **parameters.get(kind, {}))
         for _ in range(2)
     )
 
@@ -72,7 +73,7 @@ def test_class_counts() -> None:
 @pytest.mark.parametrize("kind", sorted(PARTITIONS))
 def test_another_seed_gives_another_partition(kind: str) -> None:
     labels = np.repeat(np.arange(10), 100)
-    one, other = (PARTITIONS[kind](labels, 5, generator(seed, "partition")) for seed in (0, 1))
+    one, other = (PARTITIONS[kind].build(labels, 5, generator(seed, "partition")) for seed in (0, 1))
     assert not all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
@@ -136,7 +137,7 @@ def test_dirichlet_says_at_once_when_the_minimum_is_out_of_reach() -> None:
 @pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
 def test_alpha_must_be_positive(kind: str, alpha: float) -> None:
     with pytest.raises(ValueError, match=r"data.partition.alpha: .* given; allowed is any number above 0"):
-        PARTITIONS[kind](np.zeros(99, np.int64), 2, np.random.default_rng(0), alpha=alpha)
+        PARTITIONS[kind].build(np.zeros(99, np.int64), 2, np.random.default_rng(0), alpha=alpha)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ def test_alpha_must_be_positive(kind: str, alpha: float) -> None:
 )
 def test_more_clients_than_samples(kind: str, num_clients: int) -> None:
     with pytest.raises(ValueError, match=r"data\.partition.*given; allowed is"):
-        PARTITIONS[kind](np.zeros(99, np.int64), num_clients, np.random.default_rng(0))
+        PARTITIONS[kind].build(np.zeros(99, np.int64), num_clients, np.random.default_rng(0))
 
 
 def test_shards_per_client_must_be_positive() -> None:

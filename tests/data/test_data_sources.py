@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedspec_dist.data import SOURCES, fashion_mnist, prepared
+from fedspec_dist.data import fashion_mnist, prepared
 from fedspec_dist.data.arrays import Arrays, channel_statistics
 from fedspec_dist.data.cifar import Cifar10, Cifar100
 from fedspec_dist.data.digits import Digits
@@ -20,6 +20,7 @@ from fedspec_dist.data.files import DatasetNotFoundError
 from fedspec_dist.data.npz import Npz
 from fedspec_dist.data.synthetic import Synthetic
 from fedspec_dist.data.unpickle import load_plain_pickle
+from fedspec_dist.methods import DATASETS
 
 RNG = np.random.default_rng(0)
 
@@ -443,10 +444,10 @@ def test_fingerprint_of_a_missing_set_never_downloads(tmp_path: Path, monkeypatc
         Cifar10(tmp_path, True, 0).fingerprint()
 
 
-@pytest.mark.parametrize("name", sorted(SOURCES))
+@pytest.mark.parametrize("name", sorted(DATASETS))
 def test_every_source_has_the_same_interface(name: str, tmp_path: Path) -> None:
     parameters = {"path": "x.npz"} if name == "npz" else {}
-    source = SOURCES[name](tmp_path, False, 0, **parameters)
+    source = DATASETS[name].build(tmp_path, False, 0, **parameters)
     assert source.embedded == (name in ("digits", "synthetic"))
     assert source.download is False
     assert callable(source.load)

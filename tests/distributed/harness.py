@@ -17,7 +17,7 @@ import torch.distributed as dist
 from fedspec_dist.distributed.collectives import Collectives, ProcessGroup, SingleProcess
 
 
-class RankFailure(AssertionError):
+class RankError(AssertionError):
     """Says which rank hung, died or raised, and why."""
 
 
@@ -27,7 +27,7 @@ def run_ranks(
     """`function(collectives, *arguments)` on every rank; its results by rank. Function and results must pickle.
 
     Raises:
-        RankFailure: any rank raised, exited otherwise, or was still running after `timeout_s`.
+        RankError: any rank raised, exited otherwise, or was still running after `timeout_s`.
     """
     # A server that has imported torch once forks the ranks: seconds less for each than a fresh interpreter.
     context = multiprocessing.get_context("forkserver")
@@ -54,21 +54,21 @@ def _collect(processes: list[Any], results: Any, deadline: float) -> list[Any]:
         while not results.empty():
             rank, error, value = results.get()
             if error:
-                raise RankFailure(f"rank {rank} raised:\n{error}")
+                raise RankError(f"rank {rank} raised:\n{error}")
             found[rank] = pickle.loads(value)
         missing = [rank for rank in range(len(processes)) if rank not in found]
         for rank in missing:
             if processes[rank].exitcode not in (None, 0):
                 time.sleep(0.3)  # its report may still be in the pipe
                 if results.empty():
-                    raise RankFailure(f"rank {rank} died with exit code {processes[rank].exitcode}")
+                    raise RankError(f"rank {rank} died with exit code {processes[rank].exitcode}")
         if missing and time.monotonic() > deadline:
-            raise RankFailure(f"ranks {missing} still running at the time limit")
+            raise RankError(f"ranks {missing} still running at the time limit")
         time.sleep(0.01)
     for rank, process in enumerate(processes):
         process.join(max(deadline - time.monotonic(), 1))
         if process.exitcode != 0:
-            raise RankFailure(f"rank {rank} ended with exit code {process.exitcode} after its result")
+            raise RankError(f"rank {rank} ended with exit code {process.exitcode} after its result")
     return [found[rank] for rank in range(len(processes))]
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedspec_dist.distributed.collectives import Collectives
-from tests.distributed.harness import RankFailure, run_ranks
+from tests.distributed.harness import RankError, run_ranks
 
 
 def _sum_of_ranks(collectives: Collectives) -> float:
@@ -36,15 +36,15 @@ def test_results_come_by_rank(tmp_path: Path) -> None:
 
 
 def test_an_assertion_on_one_rank_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(RankFailure, match=r"rank 1 raised:(.|\n)*as planned"):
+    with pytest.raises(RankError, match=r"rank 1 raised:(.|\n)*as planned"):
         run_ranks(_raises_on_one, 2, tmp_path)
 
 
 def test_a_death_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(RankFailure, match="rank 1 died with exit code 7"):
+    with pytest.raises(RankError, match="rank 1 died with exit code 7"):
         run_ranks(_dies_on_one, 2, tmp_path)
 
 
 def test_a_hang_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(RankFailure, match=r"ranks \[1\] still running"):
+    with pytest.raises(RankError, match=r"ranks \[1\] still running"):
         run_ranks(_hangs_on_one, 2, tmp_path, timeout_s=8)

@@ -38,7 +38,9 @@ def _matrix(rows: Tensor, columns: Columns, collectives: Collectives) -> UpdateM
     return UpdateMatrix(exchange(padded, owners, columns, collectives), columns, collectives)
 
 
-def _all_operations(collectives: Collectives, num_rows: int, num_columns: int, gathered: bool = False) -> dict[str, Any]:
+def _all_operations(
+    collectives: Collectives, num_rows: int, num_columns: int, gathered: bool = False
+) -> dict[str, Any]:
     rows, others = _rows(num_rows, num_columns), _rows(3, num_columns, seed=1)
     columns = (Columns.gathered if gathered else Columns.shared)(num_columns, collectives.num_ranks, num_rows)
     matrix, other = _matrix(rows, columns, collectives), _matrix(others, columns, collectives)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedspec_dist.filters import FILTERS
 from fedspec_dist.filters.spectral import HighPass, high_pass, num_removed
+from fedspec_dist.methods import FILTERS
 from fedspec_dist.parameters import ParameterLayout, Segment
 from tests.reference import high_pass_matrix
 
@@ -44,7 +44,7 @@ def segments() -> list[Segment]:
 def filtered(case: Case, gradient: Tensor) -> Tensor:
     result = gradient.clone()
     kept = [segment for i, segment in enumerate(segments()) if i not in SKIPPED]
-    assert FILTERS[case.name](kept, **case.parameters)(result) is None
+    assert FILTERS[case.name].build(kept, **case.parameters)(result) is None
     return result
 
 
@@ -113,7 +113,7 @@ def test_is_an_orthogonal_projection(case: Case) -> None:
 @every_filter
 def test_calls_share_nothing_but_buffers(case: Case) -> None:
     kept = [segment for i, segment in enumerate(segments()) if i not in SKIPPED]
-    gradient_filter = FILTERS[case.name](kept, **case.parameters)
+    gradient_filter = FILTERS[case.name].build(kept, **case.parameters)
     for gradient in (
         random_gradient(),
         random_gradient(2),

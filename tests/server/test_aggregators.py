@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedspec_dist.server import AGGREGATORS
+from fedspec_dist.methods import AGGREGATORS
 from fedspec_dist.server.cohort import Aggregator, Cohort, Sketches
 from tests.reference import DenseRows, fedgh_vectors, fipa_dense
 
@@ -49,7 +49,7 @@ class Case:
     like_fedavg: Callable[[Problem], Problem] = lambda problem: problem
 
     def build(self) -> Aggregator:
-        return AGGREGATORS[self.name](**self.parameters)
+        return AGGREGATORS[self.name].build(**self.parameters)
 
     def direction(self, problem: Problem) -> Tensor:
         return self.build().direction(problem.cohort()).slice
@@ -173,7 +173,7 @@ def test_permuted_clients(case: Case) -> None:
 @has_fedavg_limit
 def test_degenerate_setting_equals_fedavg(case: Case) -> None:
     given = case.like_fedavg(problem())
-    fedavg = AGGREGATORS["fedavg"]().direction(given.cohort()).slice
+    fedavg = AGGREGATORS["fedavg"].build().direction(given.cohort()).slice
     result = case.direction(given)
     if case.name == "fipa":
         close(result, fedavg)

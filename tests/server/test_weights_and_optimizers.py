@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedspec_dist.server.optimizers import OPTIMIZERS, Sgd
-from fedspec_dist.server.weights import WEIGHTS, samples, uniform
+from fedspec_dist import methods
+from fedspec_dist.server.optimizers import Sgd
+from fedspec_dist.server.weights import samples, uniform
 
 
 def test_weights_by_samples() -> None:
@@ -17,10 +18,10 @@ def test_uniform_weights_ignore_samples() -> None:
     assert uniform(torch.tensor([1, 0, 3, 9])).tolist() == [0.25] * 4
 
 
-@pytest.mark.parametrize("name", sorted(WEIGHTS))
+@pytest.mark.parametrize("name", sorted(methods.WEIGHTS))
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
 def test_weights_are_float64_and_sum_to_one(name: str, dtype: torch.dtype) -> None:
-    weights = WEIGHTS[name](torch.tensor([1, 10, 100, 1000, 7, 3, 12], dtype=dtype))
+    weights = methods.WEIGHTS[name].build(torch.tensor([1, 10, 100, 1000, 7, 3, 12], dtype=dtype))
     assert weights.dtype == torch.float64
     assert float(weights.sum()) == pytest.approx(1, abs=1e-15)
 
@@ -31,14 +32,14 @@ def test_weights_by_samples_need_samples(counts: list[int]) -> None:
         samples(torch.tensor(counts))
 
 
-@pytest.mark.parametrize("name", sorted(WEIGHTS))
+@pytest.mark.parametrize("name", sorted(methods.WEIGHTS))
 def test_weights_need_clients(name: str) -> None:
     with pytest.raises(ValueError, match=r"server\.weights: the cohort has no clients"):
-        WEIGHTS[name](torch.tensor([], dtype=torch.int64))
+        methods.WEIGHTS[name].build(torch.tensor([], dtype=torch.int64))
 
 
 def test_sgd_adds_the_scaled_direction_and_rounds_once() -> None:
-    optimizer = OPTIMIZERS["sgd"](lr=0.1)
+    optimizer = Sgd(lr=0.1)
     assert isinstance(optimizer, Sgd)
     state = optimizer.initial_state(500)
     generator = torch.Generator().manual_seed(1)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedspec_dist.tasks import TASKS
 from fedspec_dist.tasks.classification import Classification
 from tests.reference import softmax_curvature
 
@@ -18,10 +17,6 @@ TASK = Classification()
 def random_outputs(num_samples: int, num_classes: int, scale: float = 1.0) -> Tensor:
     generator = torch.Generator().manual_seed(num_samples)
     return scale * torch.randn(num_samples, num_classes, generator=generator, dtype=torch.float64)
-
-
-def test_is_in_the_table() -> None:
-    assert TASKS["classification"] is Classification
 
 
 def test_loss_of_two_samples() -> None:
