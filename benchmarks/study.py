@@ -1,10 +1,10 @@
 """Run a list of configs one after the other and keep a table of what came out, for `docs/results.md`.
 
-    python -m benchmarks.study benchmarks/studies/fashion_mnist.txt --ranks 2 --output runs -- data.root=DATA
+    python -m benchmarks.study benchmarks/studies/fashion_mnist.txt --ranks 2 --output runs data.root=DATA
 
-Each line of the list is a config and its overrides, as typed after `fedspec_dist.main`; `#` starts a comment. A run that
-is finished is not run again, one that was interrupted goes on, so the script can be stopped and started at will. The
-table is written anew after every run.
+Each line of the list is a config and its overrides, as typed after `fedspec_dist.main`; `#` starts a comment. A run
+that is finished is not run again and one that was interrupted goes on, so the script can be stopped and started at
+will. The table is written anew after every run.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def main() -> int:
     parser.add_argument("--output", default="runs")
     parser.add_argument("--table", type=Path, help="where the table goes; beside the runs by default")
     parser.add_argument("overrides", nargs="*", help="added to every run, not shown in the table")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     target = options.table or Path(options.output) / f"{options.list.stem}.md"
     lines = [line.split("#")[0].strip() for line in options.list.read_text().splitlines()]
     runs = [(line, [*shlex.split(line), f"output={options.output}", *options.overrides]) for line in lines if line]
