@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from typing import IO, cast
 
 from fedspec_dist.config import Config, ConfigError, load
 
@@ -17,9 +18,9 @@ EXIT_USAGE = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
-    path, overrides = _split(options.config)
+    options = _parser().parse_intermixed_args(arguments)
     try:
+        path, overrides = _split(options.config)
         config = load(path, overrides)
         if options.print_config:
             if _is_first():
@@ -40,6 +41,7 @@ def _run(config: Config, options: argparse.Namespace) -> int:
     from fedspec_dist.distributed.environment import LaunchError, read_environment
     from fedspec_dist.rounds.plan import print_plan
     from fedspec_dist.rounds.run import execute
+    from fedspec_dist.tracking.console import Output
     from fedspec_dist.tracking.run_folder import log_to_console
 
     try:
@@ -47,9 +49,9 @@ def _run(config: Config, options: argparse.Namespace) -> int:
         if options.debug and environment.num_ranks > 1:
             raise LaunchError("--debug is one process: start it with python -m fedspec_dist.main --debug")
         log_to_console(environment.rank, environment.num_ranks, options.debug)
-        console = Console()
+        console = Console(file=cast(IO[str], Output(sys.stdout)))
         if options.plan:
-            return print_plan(config, environment, options.ranks, console)
+            return runtime.guard(environment, lambda: print_plan(config, environment, options.ranks, console))
         return runtime.run(
             config.runtime,
             environment,
@@ -68,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("config", nargs="*", metavar="CONFIG | key=value", help="a YAML file, then overrides")
     parser.add_argument("--print-config", action="store_true", help="print the resolved config and stop")
     parser.add_argument("--plan", action="store_true", help="print who would do what, in what memory, and stop")
-    parser.add_argument("--ranks", type=int, help="with --plan: for this many ranks")
+    parser.add_argument("--ranks", type=_count, help="with --plan: for this many ranks")
     parser.add_argument(
         "--debug",
         action="store_true",
@@ -76,6 +78,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--fresh", action="store_true", help="start over instead of resuming")
     return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: a number from 1")
+    return int(text)
 
 
 def _split(arguments: Sequence[str]) -> tuple[str | None, list[str]]:

@@ -60,12 +60,13 @@ class ProcessGroup:
         self.rank = dist.get_rank()
         self.num_ranks = dist.get_world_size()
         self.bytes_sent = 0
+        self.current = ""  # the collective that this rank is in, for other threads to see
         self._transport = transport
 
     def all_gather(self, tensor: Tensor, what: str) -> Tensor:
         sent = self._stage(tensor)
         gathered = sent.new_empty((self.num_ranks * sent.numel(),))
-        with _named(what):
+        with self._named(what):
             _all_gather_single(gathered, sent.reshape(-1))
         self.bytes_sent += _bytes(sent) * (self.num_ranks - 1)
         return gathered.reshape(self.num_ranks, *tensor.shape).to(tensor.device)
@@ -74,14 +75,14 @@ class ProcessGroup:
         sizes = [part.numel() for part in send]
         packed = self._stage(torch.cat([part.reshape(-1) for part in send]))
         received = packed.new_empty((sum(receive_sizes),))
-        with _named(what):
+        with self._named(what):
             dist.all_to_all_single(received, packed, list(receive_sizes), sizes)
         self.bytes_sent += _bytes(packed) - _bytes(send[self.rank])
         return list(received.to(send[0].device).split(list(receive_sizes)))
 
     def broadcast(self, tensor: Tensor, what: str, source: int = 0) -> Tensor:
         sent = self._stage(tensor)
-        with _named(what):
+        with self._named(what):
             dist.broadcast(sent, source)
         if self.rank == source:
             self.bytes_sent += _bytes(sent) * (self.num_ranks - 1)
@@ -89,6 +90,18 @@ class ProcessGroup:
 
     def _stage(self, tensor: Tensor) -> Tensor:
         return tensor.detach().to(self._transport).contiguous()
+
+    @contextmanager
+    def _named(self, what: str) -> Iterator[None]:
+        self.current = what
+        try:
+            yield
+        except RuntimeError as error:
+            raise CollectiveError(
+                f"rank {self.rank} lost contact with the other ranks during {what}: {error}"
+            ) from error
+        finally:
+            self.current = ""
 
 
 def ordered_sum(partials: Tensor, counts: Sequence[int], collectives: Collectives, what: str) -> Tensor:
@@ -108,16 +121,6 @@ def ordered_sum(partials: Tensor, counts: Sequence[int], collectives: Collective
     for block in torch.cat(received).reshape(-1, share):
         total += block
     return collectives.all_gather(total, what).reshape(-1)[:num_entries]
-
-
-@contextmanager
-def _named(what: str) -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        raise CollectiveError(
-            f"rank {dist.get_rank()} lost contact with the other ranks during {what}: {error}"
-        ) from error
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -22,6 +22,7 @@ class Environment:
     local_rank: int = 0
     local_num_ranks: int = 1
     launched: bool = False
+    restarts: int = 0  # of the same job, by torchrun or by SLURM
 
     @property
     def host(self) -> str:
@@ -39,16 +40,17 @@ def read_environment(variables: dict[str, str] | None = None) -> Environment:
             torchrun was started inside each of several tasks of one node.
     """
     variables = dict(os.environ) if variables is None else variables
+    restarts = _count(variables, "TORCHELASTIC_RESTART_COUNT") + _count(variables, "SLURM_RESTART_COUNT")
     missing = [name for name in _NAMES if name not in variables]
     tasks_per_node = variables.get("SLURM_STEP_TASKS_PER_NODE", "1").split("(")[0].split(",")[0]
     if len(missing) == len(_NAMES) or (missing and set(missing) >= {"RANK", "WORLD_SIZE"}):
-        if int(variables.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+        if _count(variables, "SLURM_STEP_NUM_TASKS", 1) > 1:
             raise LaunchError(
                 f"srun started {variables['SLURM_STEP_NUM_TASKS']} tasks of fedspec_dist.main without torchrun: each "
                 "would run the whole experiment. Start one task per node and torchrun inside it: "
                 "srun --ntasks-per-node 1 torchrun --nproc_per_node GPUS -m fedspec_dist.main ..."
             )
-        return Environment()
+        return Environment(restarts=restarts)
     if missing:
         raise LaunchError(
             f"{', '.join(missing)} not set, but {', '.join(n for n in _NAMES if n in variables)} are: start with "
@@ -59,8 +61,18 @@ def read_environment(variables: dict[str, str] | None = None) -> Environment:
             f"two launch styles at once: srun started {tasks_per_node} tasks on this node and each started torchrun. "
             "Use srun --ntasks-per-node 1 with one torchrun per node"
         )
-    rank, num_ranks, local_rank = (int(variables[name]) for name in _NAMES[:3])
-    return Environment(rank, num_ranks, local_rank, int(variables.get("LOCAL_WORLD_SIZE", num_ranks)), True)
+    rank, num_ranks, local_rank = (_count(variables, name) for name in _NAMES[:3])
+    if rank >= num_ranks:
+        raise LaunchError(f"RANK is {rank} but WORLD_SIZE is {num_ranks}: ranks count from 0 to WORLD_SIZE - 1")
+    local_num_ranks = _count(variables, "LOCAL_WORLD_SIZE", num_ranks)
+    return Environment(rank, num_ranks, local_rank, local_num_ranks, True, restarts)
+
+
+def _count(variables: dict[str, str], name: str, default: int = 0) -> int:
+    text = variables.get(name, str(default))
+    if not text.isdecimal():
+        raise LaunchError(f"{name}: got {text!r} in the environment; allowed: a number from 0. torchrun sets it")
+    return int(text)
 
 
 def choose_device(requested: str, environment: Environment) -> torch.device:

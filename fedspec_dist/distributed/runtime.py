@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 # What a stopped job exits with: EX_TEMPFAIL of sysexits.h, "try again".
 EXIT_STOPPED = 75
+# 128 + SIGINT, as shells have it.
+EXIT_INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
@@ -77,10 +79,7 @@ def run(settings: Any, environment: Environment, body: Callable[[Runtime], int],
     if not environment.launched or environment.num_ranks == 1:
         stop.install()
         try:
-            return body(Runtime(environment, device, "none", SingleProcess(), stop))
-        except Exception as error:
-            _show(error, environment)
-            return 1
+            return guard(environment, lambda: body(Runtime(environment, device, "none", SingleProcess(), stop)))
         finally:
             stop.uninstall()
     backend = choose_backend(settings.backend, device, environment, num_visible)
@@ -88,9 +87,22 @@ def run(settings: Any, environment: Environment, body: Callable[[Runtime], int],
     with _process_group(backend, device, environment, settings.timeout_s, stop) as (collectives, watch):
         try:
             return body(Runtime(environment, device, backend, collectives, stop))
+        except KeyboardInterrupt:
+            _leave(EXIT_INTERRUPTED)
         except Exception as error:
             _fail(error, environment, watch)
-            raise AssertionError("not reached") from error
+
+
+def guard(environment: Environment, body: Callable[[], int]) -> int:
+    """The exit code of a body that needs no other rank; a failure is shown, and a second Ctrl-C ends it at once."""
+    try:
+        return body()
+    except KeyboardInterrupt:
+        log.error("interrupted")
+        return EXIT_INTERRUPTED
+    except Exception as error:
+        _show(error, environment)
+        return 1
 
 
 @contextlib.contextmanager
@@ -115,10 +127,11 @@ def _process_group(
             f"at {address} ({error}). If the port is in use, start torchrun with --standalone (one host) or another "
             "--rdzv-endpoint"
         ) from error
-    watch = Watch(dist.PrefixStore("fedspec", _own_connection(store)), rank, num_ranks, stop)
+    collectives = ProcessGroup(device if backend == "nccl" else torch.device("cpu"))
+    connection = dist.PrefixStore("fedspec", _own_connection(store))
+    watch = Watch(connection, rank, num_ranks, stop, lambda: collectives.current)
     watch.start()
-    transport = device if backend == "nccl" else torch.device("cpu")
-    yield ProcessGroup(transport), watch
+    yield collectives, watch
     watch.close()
     dist.destroy_process_group()
 
@@ -128,16 +141,19 @@ def _own_connection(store: Any) -> Any:
     return store.clone() if hasattr(store, "clone") else store
 
 
-def _fail(error: Exception, environment: Environment, watch: Watch) -> None:
+def _fail(error: Exception, environment: Environment, watch: Watch) -> NoReturn:
     """Say what happened, once for the whole job, and leave without touching the process group again."""
     if isinstance(error, CollectiveError):
         # Another rank is gone; what it reported, or soon will, is the cause.
+        elsewhere = watch.elsewhere()
         deadline = time.monotonic() + 3
         while (failure := watch.failure()) is None and time.monotonic() < deadline:
             time.sleep(0.1)
         if failure is not None:
             log.info("ending: rank %s on %s failed first", failure["rank"], failure["host"])
             _leave()
+        if elsewhere:
+            error = CollectiveError(f"{error}. Not there, so hung, slow or killed: {', '.join(elsewhere)}")
     if watch.report_failure(f"{type(error).__name__}: {error}"):
         _show(error, environment)
     # Let the others read the report before the store may vanish with this process.
@@ -149,7 +165,7 @@ def _show(error: Exception, environment: Environment) -> None:
     """What we raised for the user stands alone, its traceback in the log file; anything else comes with it."""
     where = f"rank {environment.rank} on {environment.host}: " if environment.num_ranks > 1 else ""
     trace = "".join(traceback.format_exception(error))
-    if isinstance(error, (ValueError, CollectiveError, OSError)) and _is_ours(error):
+    if isinstance(error, CollectiveError) or (isinstance(error, (ValueError, OSError)) and _is_ours(error)):
         log.error("%s%s", where, error)
         log.debug("%s", trace)
     else:
@@ -161,11 +177,11 @@ def _is_ours(error: Exception) -> bool:
     return bool(frames) and Path(frames[-1].filename).is_relative_to(Path(__file__).parents[1])
 
 
-def _leave() -> None:
+def _leave(code: int = 1) -> NoReturn:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(1)
+    os._exit(code)
 
 
 def _set_threads(num_threads: int) -> None:

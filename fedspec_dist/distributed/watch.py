@@ -7,6 +7,7 @@ when another rank has failed or has stopped answering, with a message that names
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -15,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -25,6 +27,9 @@ _POLL_S = 0.5
 _GRACE_S = 5.0
 # A rank whose thread is silent for so long is dead or its host is gone.
 _SILENCE_S = 20.0
+_SHOW_CURSOR = b"\x1b[?25h"  # the live line hides it
+# A Ctrl-C reaches a rank twice at once: from the terminal, and from torchrun which passes it on.
+_SAME_PRESS_S = 2.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 
 
@@ -36,6 +41,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.reason: str | None = None
+        self._interrupted_at: float | None = None
         # The kernel writes the signal's number here even while the main thread is inside a collective.
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
@@ -70,20 +76,31 @@ class StopRequest:
             self.reason = reason
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.reason == "SIGINT":
-            raise KeyboardInterrupt
+        if number == signal.SIGINT:
+            now = time.monotonic()
+            if self._interrupted_at is not None and now - self._interrupted_at > _SAME_PRESS_S:
+                raise KeyboardInterrupt
+            self._interrupted_at = self._interrupted_at or now
         self.set(signal.Signals(number).name)
 
 
 class Watch(threading.Thread):
     """Polls the store twice a second until `close`. `store` must be a connection of its own."""
 
-    def __init__(self, store: Any, rank: int, num_ranks: int, stop: StopRequest) -> None:
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        num_ranks: int,
+        stop: StopRequest,
+        position: Callable[[], str] = str,  # the collective that this rank is in, empty outside
+    ) -> None:
         super().__init__(name="fedspec-watch", daemon=True)
         self._store = store
         self._rank = rank
         self._others = [other for other in range(num_ranks) if other != rank]
         self._stop_request = stop
+        self._position = position
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._beats: dict[int, tuple[int, float]] = {}
@@ -108,6 +125,20 @@ class Watch(threading.Thread):
                 return json.loads(self._store.get("failure")) if self._store.check(["failure"]) else None
         except RuntimeError:
             return None
+
+    def elsewhere(self) -> list[str]:
+        """The other ranks that were in no collective when they last said where they are, with their hosts."""
+        found = []
+        try:
+            with self._lock:
+                for other in self._others:
+                    if self._store.check([f"at/{other}"]):
+                        at = json.loads(self._store.get(f"at/{other}"))
+                        if not at["collective"]:
+                            found.append(f"rank {other} on {at['host']}")
+        except RuntimeError:
+            return []
+        return found
 
     def close(self) -> None:
         self._closed.set()
@@ -151,6 +182,8 @@ class Watch(threading.Thread):
     def _silent_rank(self, paused: bool) -> int | None:
         """A rank whose counter has stood still; `paused` says that this thread itself did not run meanwhile."""
         self._store.add(f"alive/{self._rank}", 1)
+        at = {"collective": self._position(), "host": socket.gethostname()}
+        self._store.set(f"at/{self._rank}", json.dumps(at))
         now = time.monotonic()
         for other in self._others:
             beat = self._store.add(f"alive/{other}", 0)
@@ -165,5 +198,8 @@ class Watch(threading.Thread):
         if self._closed.wait(_GRACE_S):
             return
         log.error("%s; ending this rank", reason)
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            if sys.stdout.isatty():
+                os.write(sys.stdout.fileno(), _SHOW_CURSOR)
+            sys.stderr.flush()
         os._exit(1)

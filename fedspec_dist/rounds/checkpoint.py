@@ -15,6 +15,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 
 _FORMAT = 1
 _TENSOR_FILES = ("model.safetensors", "server.safetensors")
+_NAME = re.compile(r"round-\d{6,}")
 
 
 class CheckpointError(OSError):
@@ -60,14 +62,15 @@ def save(folder: Path, state: SavedState, keep: int) -> Path:
         if target.exists():  # a damaged one of the same round, passed over at the start
             shutil.rmtree(target)
         os.replace(temporary, target)
-        _sync(folder)
+        _sync_directory(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(
             f"checkpoint of round {state.round} could not be written to {folder}: {error}. Earlier checkpoints are "
             "untouched: free space or choose another output=FOLDER, then start the same command again to resume"
         ) from error
-    for old in _existing(folder)[keep:]:
+    # Later rounds are damaged ones, passed over at the start; they count for nothing and are overwritten in time.
+    for old in [path for path in _existing(folder) if _round(path) <= state.round][keep:]:
         shutil.rmtree(old, ignore_errors=True)
     return target
 
@@ -87,10 +90,14 @@ def write_model(path: Path, tensors: Mapping[str, Tensor]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary)
+        _sync(temporary)
         os.replace(temporary, path)
     except (OSError, SafetensorError) as error:
         temporary.unlink(missing_ok=True)
-        raise CheckpointError(f"{path} could not be written: {error}") from error
+        raise CheckpointError(
+            f"{path} could not be written: {error}. The checkpoints are untouched: free space, then start the same "
+            "command again"
+        ) from error
 
 
 def _write(folder: Path, state: SavedState) -> None:
@@ -109,7 +116,7 @@ def _write(folder: Path, state: SavedState) -> None:
     path = folder / "state.json"
     path.write_text(json.dumps(description, indent=1))
     _sync(path)
-    _sync(folder)
+    _sync_directory(folder)
 
 
 def _load(folder: Path, fingerprint: str) -> SavedState:
@@ -130,7 +137,11 @@ def _load(folder: Path, fingerprint: str) -> SavedState:
 
 def _existing(folder: Path) -> list[Path]:
     """Newest first."""
-    return sorted(folder.glob("round-[0-9]*"), reverse=True)
+    return sorted((path for path in folder.glob("round-*") if _NAME.fullmatch(path.name)), key=_round, reverse=True)
+
+
+def _round(path: Path) -> int:
+    return int(path.name.removeprefix("round-"))
 
 
 def _remove_leftovers(folder: Path) -> None:
@@ -152,9 +163,14 @@ def _sha256(file: object) -> str:
 
 
 def _sync(path: Path) -> None:
+    """Some file systems notice only here that the disk is full."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # some file systems cannot sync a directory
-            os.fsync(descriptor)
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _sync_directory(path: Path) -> None:
+    with contextlib.suppress(OSError):  # some file systems cannot sync a directory
+        _sync(path)

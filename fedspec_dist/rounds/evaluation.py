@@ -21,7 +21,7 @@ def evaluate(
     num_blocks = -(-len(images) // block_size)
     mine = range(collectives.rank, num_blocks, collectives.num_ranks)
     rows = -(-num_blocks // collectives.num_ranks)
-    sums = torch.zeros(rows, 2, dtype=torch.float64, device=images.device)
+    sums = torch.zeros(rows, task.num_sums, dtype=torch.float64, device=images.device)
     module.eval()
     with torch.no_grad():
         for row, block in enumerate(mine):
@@ -29,8 +29,8 @@ def evaluate(
             sums[row] = task.metrics(module(images[inside]), labels[inside])
     module.train()
     # [ranks, rows] -> block order is rows first: block = row * num_ranks + rank.
-    gathered = collectives.all_gather(sums, "evaluation").transpose(0, 1).reshape(-1, 2)
-    total = torch.zeros(2, dtype=torch.float64)
+    gathered = collectives.all_gather(sums, "evaluation").transpose(0, 1).reshape(-1, task.num_sums)
+    total = torch.zeros(task.num_sums, dtype=torch.float64)
     for block_sums in gathered[:num_blocks].cpu():
         total += block_sums
     return task.summarize(total, len(images))

@@ -34,7 +34,8 @@ def print_plan(config: Config, environment: Environment, num_ranks: int | None, 
     sizes = sorted(len(samples) for samples in federation.clients)
     print(
         f"clients: {len(sizes)}, of {sizes[0]} to {sizes[-1]} samples (median {sizes[len(sizes) // 2]}); "
-        f"data set in memory: {_megabytes(_data_bytes(federation))}; run folder: {config.run_folder()}"
+        f"data set in memory: {_megabytes(_data_bytes(federation))}; run folder: {config.run_folder()}",
+        file=console.file,
     )
     return 0
 

@@ -25,7 +25,7 @@ from fedspec_dist.rounds.loop import Job, train
 from fedspec_dist.rounds.phases import Phases
 from fedspec_dist.tracking.console import ConsoleTracker, print_summary
 from fedspec_dist.tracking.metrics import MetricsFile, NullTracker, Tracker, Trackers, read
-from fedspec_dist.tracking.run_folder import RunFolder, git_state, log_to_file, write_json
+from fedspec_dist.tracking.run_folder import RunFolder, git_state, log_to_file, write_json, write_text
 from fedspec_dist.tracking.tensorboard import TensorBoard
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 def execute(config: Config, runtime: Runtime, fresh: bool, console: Console) -> int:
     """Run or resume; returns the exit code."""
     folder = RunFolder(config.run_folder())
+    # Who asked for a fresh start wants one, not another each time that torchrun or SLURM starts the job again.
+    fresh = fresh and not runtime.environment.restarts
     summary = None if fresh else folder.finished()
     if _agree(runtime, summary is not None):
         if runtime.is_main and summary is not None:
@@ -60,6 +62,8 @@ def execute(config: Config, runtime: Runtime, fresh: bool, console: Console) -> 
         done = train(Job(config, runtime, federation, phases, folder, tracker), completed)
     finally:
         tracker.close()
+    # All ranks wait: torchrun ends everybody when the first one leaves, and rank 0 may still be writing a checkpoint.
+    runtime.collectives.all_gather(torch.zeros(1), "end of the training")
     if done < config.rounds:
         if runtime.is_main:
             log.info(
@@ -161,7 +165,7 @@ def _describe(
         runtime.num_ranks,
         runtime.backend if runtime.num_ranks > 1 else _device_name(runtime.device),
     )
-    folder.config.write_text(config.to_yaml())
+    write_text(folder.config, config.to_yaml())
     environment = {
         "command": sys.argv,
         "ranks": hosts,
@@ -180,17 +184,18 @@ def _describe(
 def _summarize(config: Config, runtime: Runtime, folder: RunFolder) -> dict[str, Any]:
     records = read(folder.metrics)
     scored = [record for record in records if record.get("test_accuracy") is not None]
-    best = max(scored, key=lambda record: record["test_accuracy"])
+    final = records[-1] if records else {}
+    best = max(scored, key=lambda record: record["test_accuracy"], default={})
     return {
         "name": config.name,
         "status": "finished",
         "rounds": config.rounds,
-        "final_test_accuracy": scored[-1]["test_accuracy"],
-        "final_test_loss": scored[-1]["test_loss"],
-        "best_test_accuracy": best["test_accuracy"],
-        "best_round": best["round"],
-        "seconds": sum(record["seconds_round"] for record in records),
-        "bytes_exchanged": sum(record["bytes_exchanged"] for record in records),
+        "final_test_accuracy": final.get("test_accuracy"),
+        "final_test_loss": final.get("test_loss"),
+        "best_test_accuracy": best.get("test_accuracy"),
+        "best_round": best.get("round"),
+        "seconds": sum(record.get("seconds_round", 0.0) for record in records),
+        "bytes_exchanged": sum(record.get("bytes_exchanged", 0) for record in records),
         "ranks": runtime.num_ranks,
     }
 

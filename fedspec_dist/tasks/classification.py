@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -9,6 +11,8 @@ from torch.nn.functional import cross_entropy
 
 class Classification:
     """Softmax cross-entropy over `outputs [B, C]` (logits) and `labels [B]` (int64 class numbers)."""
+
+    num_sums: ClassVar[int] = 2  # of `metrics`
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """The mean over the batch of `-log p(label)`, a scalar in the dtype of the outputs."""

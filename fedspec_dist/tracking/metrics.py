@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+
+from fedspec_dist.tracking.run_folder import cannot_write, finite_or_null, write_text
+
+log = logging.getLogger(__name__)
 
 
 class Tracker(Protocol):
@@ -35,33 +40,41 @@ class MetricsFile:
 
     def __init__(self, path: Path, resumed_round: int) -> None:
         kept = [record for record in read(path) if record["round"] <= resumed_round]
-        temporary = path.with_name(f".{path.name}")
-        temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
-        os.replace(temporary, path)
+        if len(kept) < resumed_round:
+            log.warning("%s has lost %d of the %d rounds before", path, resumed_round - len(kept), resumed_round)
+        write_text(path, "".join(_line(record) for record in kept))
+        self._path = path
         self._file = path.open("a", encoding="utf-8")
 
     def log(self, record: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(_line(record))
+            self._file.flush()
+        except OSError as error:
+            raise cannot_write(self._path, error) from error
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # of a line that `log` has already complained about
+            self._file.close()
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    return json.dumps(finite_or_null(record), allow_nan=False) + "\n"
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The whole records of a metrics file, up to the first broken line; none without a file."""
-    records: list[dict[str, Any]] = []
+    """The whole records of a metrics file in order of their rounds, each once; broken lines are left out."""
     if not path.exists():
-        return records
-    for line in path.read_text(encoding="utf-8").splitlines():
+        return []
+    records: dict[int, dict[str, Any]] = {}
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             record = json.loads(line)
-        except json.JSONDecodeError:
-            break
-        if not isinstance(record, dict) or "round" not in record:
-            break
-        records.append(record)
-    return records
+        except ValueError:
+            continue
+        if isinstance(record, dict) and isinstance(record.get("round"), int):
+            records[record["round"]] = record
+    return [records[number] for number in sorted(records)]
 
 
 class Trackers:

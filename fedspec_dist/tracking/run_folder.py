@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
+import math
 import os
 import shutil
 import subprocess
@@ -12,6 +13,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
+
+
+class OutputError(OSError):
+    """A file of the run folder could not be written; the message says what to do."""
 
 
 class RunFolder:
@@ -32,8 +37,8 @@ class RunFolder:
     def finished(self) -> dict[str, Any] | None:
         """The summary of a run that ended as it should, else None."""
         try:
-            summary = json.loads(self.summary.read_text())
-        except (OSError, json.JSONDecodeError):
+            summary = json.loads(self.summary.read_bytes())
+        except (OSError, ValueError):
             return None
         return summary if isinstance(summary, dict) and summary.get("status") == "finished" else None
 
@@ -46,18 +51,25 @@ class RunFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.path / ".lock").open("a+")
+            self._lock = (self.path / ".lock").open("a+", encoding="utf-8")
+            self._take_lock(self._lock)
+            if fresh:
+                self._empty()
         except OSError as error:
-            raise ValueError(f"output: the run folder {self.path} cannot be written: {error.strerror}") from error
-        self._take_lock(self._lock)
-        if fresh:
-            for entry in self.path.iterdir():
-                if entry.name != ".lock":
-                    shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+            raise ValueError(
+                f"output: the run folder {self.path} cannot be written: {error.strerror}; choose another output=FOLDER"
+            ) from error
 
     def close(self) -> None:
         if self._lock is not None:
             self._lock.close()
+
+    def _empty(self) -> None:
+        # First what would make a later start believe in the rest, should this one be killed in between.
+        self.summary.unlink(missing_ok=True)
+        for entry in sorted(self.path.iterdir(), key=lambda entry: entry != self.checkpoints):
+            if entry.name != ".lock":
+                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
     def _take_lock(self, file: IO[str]) -> None:
         try:
@@ -76,11 +88,39 @@ class RunFolder:
         file.flush()
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Indented JSON, renamed into place."""
+def write_text(path: Path, text: str) -> None:
+    """A whole file, renamed into place.
+
+    Raises:
+        OutputError: the disk is full or cannot be written; what was there before stays.
+    """
     temporary = path.with_name(f".{path.name}")
-    temporary.write_text(json.dumps(content, indent=1) + "\n")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Indented JSON, renamed into place; see `write_text`."""
+    write_text(path, json.dumps(finite_or_null(content), indent=1, allow_nan=False) + "\n")
+
+
+def finite_or_null(value: Any) -> Any:
+    """The same with None for NaN and infinities: JSON has no form for them, and strict readers refuse Python's."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: finite_or_null(item) for key, item in value.items()}
+    return [finite_or_null(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def cannot_write(path: Path, error: OSError) -> OutputError:
+    return OutputError(
+        f"{path} could not be written: {error.strerror or error}. Checkpoints are untouched: free space or mend the "
+        "disk, then start the same command again to resume"
+    )
 
 
 def git_state(folder: Path) -> dict[str, Any]:
@@ -119,9 +159,20 @@ def log_to_console(rank: int, num_ranks: int, debug: bool = False) -> None:
     logging.getLogger("fedspec_dist").setLevel(logging.DEBUG)
 
 
+class _LogFile(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """A full disk ends the log file; whether it also ends the run is for the checkpoint to find out."""
+        logging.getLogger().removeHandler(self)
+        logging.getLogger(__name__).warning("%s cannot be written; no more goes there", self.baseFilename)
+
+
 def log_to_file(folder: RunFolder, rank: int) -> None:
     """Everything, tracebacks included, to `log/rank-N.log`, appended over restarts."""
-    folder.logs.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(folder.logs / f"rank-{rank}.log", delay=True)
+    path = folder.logs / f"rank-{rank}.log"
+    try:
+        folder.logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    handler = _LogFile(path, delay=True, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.getLogger().addHandler(handler)
