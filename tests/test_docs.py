@@ -1,0 +1,74 @@
+"""What the README and the docs say, against the code."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+from fedspec_dist import methods
+from fedspec_dist.config import DEFAULTS, load
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+CONFIG_TABLE = README.split("## Config")[1].split("##")[0]
+# A section written as one row of the table, its entries being explained there.
+WHOLE = {"data.partition", "model", "filter", "phases", "server.optimizer", "server.aggregator", "local.algorithm"}
+
+
+def _keys(section: dict, prefix: str = "") -> list[str]:
+    keys = []
+    for key, value in section.items():
+        dotted = f"{prefix}{key}"
+        keys += _keys(value, f"{dotted}.") if isinstance(value, dict) and dotted not in WHOLE else [dotted]
+    return keys
+
+
+@pytest.mark.parametrize("key", _keys(DEFAULTS))
+def test_every_key_is_in_the_readmes_table(key: str) -> None:
+    assert f"`{key}`" in CONFIG_TABLE
+
+
+@pytest.mark.parametrize(
+    "table", ["DATASETS", "PARTITIONS", "MODELS", "LOCAL_ALGORITHMS", "FILTERS", "AGGREGATORS", "WEIGHTS"]
+)
+def test_every_method_and_parameter_is_in_the_readmes_table(table: str) -> None:
+    for name, row in getattr(methods, table).items():
+        assert f"`{name}`" in CONFIG_TABLE
+        for parameter in row.parameters:
+            assert re.search(rf"`(data\.)?{parameter}`", CONFIG_TABLE), f"{name}.{parameter}"
+
+
+def test_the_readmes_example_prints_what_it_says() -> None:
+    code, output = re.search(r"```python\n(.*?)```\n\nprints\n\n```\n(.*?)```", README, re.DOTALL).groups()
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code, {})
+    assert printed.getvalue() == output
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda path: f"{path.parent.name}/{path.name}"
+)
+def test_every_config_in_the_repository_is_valid(path: Path) -> None:
+    assert load(path).rounds > 0
+
+
+@pytest.mark.parametrize(
+    "page", sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")]), ids=str
+)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} -> {target}"
+
+
+@pytest.mark.parametrize(
+    "page", sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")]), ids=str
+)
+def test_files_that_pages_name_exist(page: Path) -> None:
+    for name in re.findall(r"`((?:fedspec_dist|tests|configs|benchmarks|docs)/[\w./]+)`", page.read_text()):
+        assert (ROOT / name).exists(), name
