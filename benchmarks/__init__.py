@@ -1,0 +1,1 @@
+"""Speed against the bare PyTorch loop; see README.md beside this file."""
