@@ -1,0 +1,66 @@
+"""Evaluation in blocks: the same bits on any number of ranks, the right numbers for any block size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedspec_dist.distributed.collectives import Collectives, SingleProcess
+from fedspec_dist.rounds.evaluation import evaluate
+from fedspec_dist.tasks.classification import Classification
+from tests.distributed.harness import run_ranks
+
+NUM_SAMPLES = 47
+
+
+def _problem() -> tuple[nn.Module, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.Dropout(0.5))
+    with torch.no_grad():
+        module[1].weight.copy_(torch.randn(5, 12, generator=generator))
+        module[1].bias.zero_()
+    images = torch.randn(NUM_SAMPLES, 3, 2, 2, generator=generator)
+    return module, images, torch.randint(5, (NUM_SAMPLES,), generator=generator)
+
+
+def _scores(collectives: Collectives, block_sizes: list[int]) -> list[dict[str, float]]:
+    module, images, labels = _problem()
+    return [evaluate(module, Classification(), images, labels, size, collectives) for size in block_sizes]
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 46, 47, 1000])
+def test_the_mean_over_the_test_set_in_evaluation_mode(block_size: int) -> None:
+    module, images, labels = _problem()
+    scores = evaluate(module, Classification(), images, labels, block_size, SingleProcess())
+    assert module.training
+    outputs = module.eval()(images).detach().double()
+    assert scores["test_loss"] == pytest.approx(float(cross_entropy(outputs, labels)), rel=1e-6)
+    assert scores["test_accuracy"] == int((outputs.argmax(1) == labels).sum()) / NUM_SAMPLES
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_same_bits_on_any_number_of_ranks(num_ranks: int, tmp_path: Path) -> None:
+    # 24, 12, 3 and 1 blocks: even, uneven, fewer than ranks.
+    sizes = [2, 4, 20, 47]
+    for scores in run_ranks(_scores, num_ranks, tmp_path, sizes):
+        assert scores == _scores(SingleProcess(), sizes)
+
+
+class _ThreeSums(Classification):
+    num_sums = 3
+
+    def metrics(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return torch.tensor([1.0, float(len(labels)), float(labels.sum())], dtype=torch.float64)
+
+    def summarize(self, sums: Tensor, num_samples: int) -> dict[str, float]:
+        return dict(zip(("blocks", "samples", "labels"), sums.tolist(), strict=True))
+
+
+def test_a_task_says_how_many_sums_it_keeps() -> None:
+    module, images, labels = _problem()
+    scores = evaluate(module, _ThreeSums(), images, labels, 10, SingleProcess())
+    assert scores == {"blocks": 5, "samples": 47, "labels": float(labels.sum())}
