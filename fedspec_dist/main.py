@@ -44,6 +44,7 @@ def _run(config: Config, options: argparse.Namespace) -> int:
     from fedspec_dist.tracking.console import Output
     from fedspec_dist.tracking.run_folder import log_to_console
 
+    log_to_console(rank=0, num_ranks=1)
     try:
         environment = read_environment()
         if options.debug and environment.num_ranks > 1:

@@ -1,0 +1,202 @@
+"""The watch: requests to stop reach every rank, failures and silence end the others with the culprit's name."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch.distributed as dist
+
+from fedspec_dist.distributed import watch as watch_module
+from fedspec_dist.distributed.watch import StopRequest, Watch
+
+
+@pytest.fixture
+def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Codes given to `os._exit`; the watch is made ten times faster."""
+    codes: list[int] = []
+    monkeypatch.setattr(watch_module, "_POLL_S", 0.02)
+    monkeypatch.setattr(watch_module, "_GRACE_S", 0.1)
+    monkeypatch.setattr(watch_module, "_SILENCE_S", 0.5)
+    monkeypatch.setattr(os, "_exit", codes.append)
+    return codes
+
+
+@pytest.fixture
+def ranks(exits: list[int]) -> Iterator[Callable[..., list[Watch]]]:
+    started: list[Watch] = []
+
+    def start(num: int, store: dist.Store | None = None, running: int | None = None) -> list[Watch]:
+        store = store or dist.HashStore()
+        ranks = [Watch(store, rank, num, StopRequest(), lambda: "") for rank in range(num)]
+        for rank in ranks[:running]:
+            rank.start()
+            started.append(rank)
+        return ranks
+
+    yield start
+    for rank in started:
+        rank.close()
+
+
+def _eventually(condition: Callable[[], object], seconds: float = 5) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return bool(condition())
+
+
+def _tcp_store() -> dist.Store:
+    return dist.TCPStore("localhost", 0, world_size=1, is_master=True, wait_for_workers=False)
+
+
+@pytest.mark.parametrize("make_store", [dist.HashStore, _tcp_store])
+def test_a_request_to_stop_reaches_every_rank(
+    make_store: Callable[[], dist.Store], ranks: Callable[..., list[Watch]], exits: list[int]
+) -> None:
+    watches = ranks(3, make_store())
+    watches[1]._stop_request.set("SIGTERM")
+    assert _eventually(lambda: all(watch._stop_request for watch in watches))
+    assert {watch._stop_request.reason for watch in watches} == {"SIGTERM"}
+    assert exits == []
+
+
+def test_a_failure_ends_the_others_with_its_summary(
+    ranks: Callable[..., list[Watch]], exits: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    watches = ranks(3)
+    assert watches[2].report_failure("ValueError: client 7 is broken")
+    assert not watches[0].report_failure("a consequence"), "only the first failure is shown"
+    assert _eventually(lambda: len(exits) == 2)
+    assert exits == [1, 1]
+    assert "rank 2 on" in caplog.text
+    assert "failed: ValueError: client 7 is broken; ending this rank" in caplog.text
+    failure = watches[1].failure()
+    assert failure is not None
+    assert failure["rank"] == 2
+
+
+def test_a_rank_that_ends_by_itself_in_time_is_let_go(ranks: Callable[..., list[Watch]], exits: list[int]) -> None:
+    watches = ranks(2)
+    watches[1].report_failure("gone")
+    watches[0].close()
+    time.sleep(0.3)
+    assert exits == []
+
+
+def test_a_silent_rank_is_named(
+    ranks: Callable[..., list[Watch]], exits: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    ranks(3, running=2)
+    assert _eventually(lambda: len(exits) == 2)
+    assert "rank 2 has not answered" in caplog.text
+
+
+def test_a_rank_that_said_goodbye_may_be_silent(ranks: Callable[..., list[Watch]], exits: list[int]) -> None:
+    watches = ranks(2)
+    time.sleep(0.1)
+    watches[1].close()
+    time.sleep(1.0)
+    assert exits == []
+
+
+def test_who_was_stopped_himself_does_not_blame_the_others(ranks: Callable[..., list[Watch]], exits: list[int]) -> None:
+    watches = ranks(2, running=1)
+    for _ in range(5):
+        watches[0]._silent_rank(paused=True)
+        time.sleep(0.15)
+        assert watches[0]._silent_rank(paused=True) is None
+
+
+class _LostStore:
+    def __getattr__(self, name: str) -> object:
+        def lost(*_: object) -> None:
+            raise RuntimeError("Connection reset by peer")
+
+        return lost
+
+
+def test_a_lost_store_ends_the_rank(
+    ranks: Callable[..., list[Watch]], exits: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    (watch,) = ranks(1, _LostStore())  # type: ignore[arg-type]
+    assert _eventually(lambda: exits)
+    assert "lost contact with the rendezvous store" in caplog.text
+    assert watch.report_failure("x"), "with nobody left to tell, one shows one's own message"
+    assert watch.failure() is None
+    assert watch.elsewhere() == []
+
+
+def test_who_was_in_no_collective_is_named(exits: list[int]) -> None:
+    store = dist.HashStore()
+    places = ["gathering", "gathering", ""]
+    watches = [Watch(store, r, 3, StopRequest(), lambda r=r: places[r]) for r in range(3)]  # type: ignore[misc]
+    for watch in watches:
+        watch.start()
+    assert _eventually(lambda: len(watches[0].elsewhere()) == 1)
+    assert watches[0].elsewhere() == [f"rank 2 on {os.uname().nodename}"]
+    for watch in watches:
+        watch.close()
+
+
+# ------------------------------------------------------------------------------------------ signals
+
+
+@pytest.fixture
+def stop() -> Iterator[StopRequest]:
+    request = StopRequest()
+    request.install()
+    yield request
+    request.uninstall()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT])
+def test_a_signal_is_a_request_to_stop(number: signal.Signals, stop: StopRequest) -> None:
+    assert not stop
+    os.kill(os.getpid(), number)
+    assert stop
+    assert stop.reason == number.name
+
+
+def test_the_first_reason_stays(stop: StopRequest) -> None:
+    os.kill(os.getpid(), signal.SIGUSR1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert stop.reason == "SIGUSR1"
+
+
+def test_a_signal_is_seen_before_its_handler_runs(stop: StopRequest) -> None:
+    stop.poll()
+    stop._writer.send(bytes([signal.SIGUSR2]))  # as the kernel does while the main thread is in a collective
+    stop.poll()
+    assert stop.reason == "SIGUSR2"
+
+
+def test_ctrl_c_counts_once_when_it_comes_twice_at_once_and_interrupts_when_pressed_again(
+    stop: StopRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGINT)  # torchrun passes on what the terminal has sent already
+    assert stop.reason == "SIGINT"
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 5)
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_uninstalling_gives_the_signals_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    request = StopRequest()
+    request.install()
+    assert signal.getsignal(signal.SIGTERM) != before
+    request.uninstall()
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_the_log_is_errors(caplog: pytest.LogCaptureFixture, exits: list[int]) -> None:
+    Watch(dist.HashStore(), 0, 1, StopRequest())._end("because")
+    assert exits == [1]
+    assert [(r.levelno, r.getMessage()) for r in caplog.records] == [(logging.ERROR, "because; ending this rank")]
