@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -198,6 +199,22 @@ def test_every_length_equals_its_matrix(d: int, ratio: float) -> None:
     gradient = torch.randn(2, 3, d, generator=torch.Generator().manual_seed(d), dtype=torch.float64)
     expected = gradient @ high_pass_matrix(d, ratio).T
     torch.testing.assert_close(high_pass(gradient, ratio), expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("d", [2048, 2049, 2050, 2052, 2400, 10080, 48000])
+@pytest.mark.parametrize("ratio", [0.01, 0.05, 0.12, 0.26, 0.9])
+def test_a_long_layer_equals_one_fft_of_it(d: int, ratio: float) -> None:
+    # From 2048 on a layer is transformed in interleaved parts, whose number depends on the length and the ratio.
+    gradient = torch.randn(2, 3, d, generator=torch.Generator().manual_seed(d), dtype=torch.float64)
+    spectrum = np.fft.rfft(gradient.numpy())
+    spectrum[..., : num_removed(d, ratio)] = 0
+    expected = torch.from_numpy(np.fft.irfft(spectrum, n=d))
+    torch.testing.assert_close(high_pass(gradient, ratio), expected, rtol=0, atol=1e-12)
+    flat = gradient.flatten(-2).clone()
+    HighPass([Segment(str(i), (d,), i * d, d) for i in range(3)], ratio)(flat)
+    torch.testing.assert_close(flat, expected.flatten(-2), rtol=0, atol=1e-12)
+    single = high_pass(gradient.float(), ratio)
+    torch.testing.assert_close(single, expected.float(), rtol=0, atol=1e-5)
 
 
 def test_half_precision_is_computed_in_float32() -> None:
