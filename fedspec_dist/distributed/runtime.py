@@ -24,6 +24,7 @@ from fedspec_dist.distributed.environment import (
     choose_backend,
     choose_device,
 )
+from fedspec_dist.distributed.memory import keep_freed_memory
 from fedspec_dist.distributed.watch import StopRequest, Watch
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ def run(settings: Any, environment: Environment, body: Callable[[Runtime], int],
     for the user, without traceback) and tells the others, which end quietly.
     """
     _set_threads(settings.threads_per_rank)
+    keep_freed_memory()
     _set_deterministic(settings.deterministic)
     device = choose_device(settings.device, environment)
     num_visible = torch.cuda.device_count() if device.type == "cuda" else 0
