@@ -16,6 +16,9 @@ from fedspec_dist.distributed.columns import Columns
 from fedspec_dist.distributed.tsqr import TallQR
 from fedspec_dist.server.cohort import RowMatrix
 
+# Their sum stays in the cache, and torch does not yet spread the addition over threads.
+_COMBINED_COLUMNS = 16384
+
 
 class UpdateMatrix:
     """`num_rows x P`, column-distributed; every rank that owns columns calls every method.
@@ -45,8 +48,11 @@ class UpdateMatrix:
     def combine(self, coefficients: Tensor) -> Tensor:
         """Slice of `sum_k coefficients[k] u_k`, rows added in order."""
         total = self.zeros()
-        for block, out in zip(self._blocks, total.reshape(-1, self._columns.width), strict=True):
-            for row, coefficient in zip(block, coefficients.tolist(), strict=True):
+        # Small blocks together, so that a call has enough to do. An entry's sum has the same order either way.
+        together = max(1, _COMBINED_COLUMNS // self._columns.width)
+        blocks = self._blocks.split(together)
+        for some, out in zip(blocks, total.reshape(-1, self._columns.width).split(together), strict=True):
+            for row, coefficient in zip(some.unbind(1), coefficients.tolist(), strict=True):
                 out.add_(row, alpha=coefficient)
         return total
 

@@ -118,3 +118,20 @@ def _bytes_of_exchange(collectives: Collectives) -> int:
 def test_bytes_count_what_goes_to_other_ranks(tmp_path: Path) -> None:
     # Each of two ranks keeps one of its row's two blocks and sends the other: 1024 floats.
     assert run_ranks(_bytes_of_exchange, 2, tmp_path) == [4096, 4096]
+
+
+def test_a_combination_has_the_same_bits_however_many_blocks_a_rank_owns() -> None:
+    # 40 blocks, of which `combine` takes 16 at a time.
+    width = 1024
+    blocks = torch.randn(40, NUM_ROWS, width, generator=torch.Generator().manual_seed(5))
+    coefficients = torch.linspace(-0.3, 0.4, NUM_ROWS, dtype=torch.float64)
+
+    def combined(some: Tensor) -> Tensor:
+        columns = Columns(len(some) * width, width, ((0, len(some)),))
+        return UpdateMatrix(some, columns, SingleProcess()).combine(coefficients)
+
+    whole = combined(blocks)
+    assert torch.equal(whole, torch.cat([combined(block) for block in blocks.split(1)]))
+    assert torch.equal(whole, torch.cat([combined(block) for block in blocks.split(13)]))
+    expected = torch.einsum("bkw,k->bw", blocks.double(), coefficients).reshape(-1)
+    torch.testing.assert_close(whole, expected)
