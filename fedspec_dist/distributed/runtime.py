@@ -25,6 +25,7 @@ from fedspec_dist.distributed.environment import (
     choose_device,
 )
 from fedspec_dist.distributed.memory import keep_freed_memory
+from fedspec_dist.distributed.rendezvous import part_of, this_start
 from fedspec_dist.distributed.watch import StopRequest, Watch
 
 log = logging.getLogger(__name__)
@@ -85,7 +86,6 @@ def run(settings: Any, environment: Environment, body: Callable[[Runtime], int],
         finally:
             stop.uninstall()
     backend = choose_backend(settings.backend, device, environment, num_visible)
-    stop.install()
     with _process_group(backend, device, environment, settings.timeout_s, stop) as (collectives, watch):
         try:
             return body(Runtime(environment, device, backend, collectives, stop))
@@ -114,9 +114,10 @@ def _process_group(
     timeout = timedelta(seconds=timeout_s)
     try:
         store, rank, num_ranks = next(dist.rendezvous("env://", timeout=timeout))
+        start = this_start(store, rank, num_ranks, timeout_s)
         dist.init_process_group(
             backend,
-            store=store,
+            store=part_of(store, start),
             rank=rank,
             world_size=num_ranks,
             timeout=timeout,
@@ -130,17 +131,13 @@ def _process_group(
             "--rdzv-endpoint"
         ) from error
     collectives = ProcessGroup(device if backend == "nccl" else torch.device("cpu"))
-    connection = dist.PrefixStore("fedspec", _own_connection(store))
-    watch = Watch(connection, rank, num_ranks, stop, lambda: collectives.current)
+    watch = Watch(part_of(store, start, "watch"), rank, num_ranks, stop, lambda: collectives.current)
+    # Only now: until here signals end the process at once, even while it waits for ranks that never come.
+    stop.install()
     watch.start()
     yield collectives, watch
     watch.close()
     dist.destroy_process_group()
-
-
-def _own_connection(store: Any) -> Any:
-    """A second connection to the store: the first may be busy in a blocking wait of the process group."""
-    return store.clone() if hasattr(store, "clone") else store
 
 
 def _fail(error: Exception, environment: Environment, watch: Watch) -> NoReturn:
