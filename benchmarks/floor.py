@@ -33,8 +33,9 @@ from fedspec_dist.distributed import runtime
 from fedspec_dist.distributed.assignment import assign
 from fedspec_dist.distributed.collectives import Collectives
 from fedspec_dist.distributed.environment import read_environment
+from fedspec_dist.distributed.memory import keep_freed_memory
 from fedspec_dist.distributed.runtime import Runtime
-from fedspec_dist.models.resnet import ResNet20
+from fedspec_dist.methods import MODELS
 from fedspec_dist.rounds.experiment import Federation, build_model, load_federation
 from fedspec_dist.rounds.loop import Job, train
 from fedspec_dist.rounds.phases import Phases
@@ -223,13 +224,13 @@ def report(result: Mapping[str, Any], console: Console) -> None:
     if "floor" in result:
         _report_floor(result["floor"], console)
     if "filter" in result:
-        filtered = result["filter"]
-        console.print(
-            f"High-pass filter, ratio {filtered['ratio']}, on ResNet-20 ({filtered['num_parameters']:,} parameters), "
-            f"batch {filtered['batch_size']}: {_percent(filtered['share_alone'])} of a step of "
-            f"{filtered['step_ms_with']['median']:.1f} ms by itself; {_percent(filtered['share'])} as the difference "
-            "of steps with and without"
-        )
+        for name, filtered in result["filter"].items():
+            console.print(
+                f"High-pass filter, ratio {filtered['ratio']}, on {name} ({filtered['num_parameters']:,} parameters), "
+                f"batch {filtered['batch_size']}: {_percent(filtered['share_alone'])} of a step of "
+                f"{filtered['step_ms_with']['median']:.1f} ms by itself; {_percent(filtered['share'])} as the "
+                "difference of steps with and without"
+            )
 
 
 def _report_floor(floor: Mapping[str, Any], console: Console) -> None:
@@ -302,7 +303,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         require_same_model(result["floor"])
     if options.part != "floor":
         torch.set_num_threads(1)
-        result["filter"] = measure_filter(ResNet20((3, 32, 32), 10), options.batch_size, 0.05, options.repeats)
+        keep_freed_memory()  # as every rank of a run does
+        result["filter"] = {
+            name: measure_filter(MODELS[name].build((3, 32, 32), 10), options.batch_size, 0.05, options.repeats)
+            for name in ("resnet20", "lenet")
+        }
     report(result, Console(width=140))
     if options.output:
         options.output.write_text(json.dumps(result, indent=1) + "\n")
