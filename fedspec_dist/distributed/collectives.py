@@ -99,9 +99,8 @@ class ProcessGroup:
         except RuntimeError as error:
             raise CollectiveError(
                 f"rank {self.rank} lost contact with the other ranks during {what}: {error}"
-            ) from error
-        finally:
-            self.current = ""
+            ) from error  # and stays `current`: this is where the rank was
+        self.current = ""
 
 
 def ordered_sum(partials: Tensor, counts: Sequence[int], collectives: Collectives, what: str) -> Tensor:
