@@ -15,8 +15,8 @@ def keep_freed_memory() -> None:
     """Let glibc keep freed memory for the next allocation; with another C library, nothing.
 
     By default it gives the activations of a local step back to the system and takes them again, page by page, in the
-    next: 4,000 page faults and 4 to 8 % of the time of a ResNet-20 step on a CPU. Both settings or none: any one of
-    them ends glibc's own adjustment of the other, and a low mmap threshold doubles the time of a step.
+    next: over 4,000 page faults in a ResNet-20 step on a CPU, 4 to 6 % of its time. Both settings or none: either of
+    them ends glibc's own adjustment of both, and a low mmap threshold doubles the time of a step.
     """
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
