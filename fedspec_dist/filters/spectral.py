@@ -33,8 +33,9 @@ def high_pass(gradient: Tensor, ratio: float) -> Tensor:
     cut = num_removed(d, ratio)
     if cut == 0:
         return gradient
-    parts = _interleaved(gradient, _num_parts(d, cut))
-    return _filter_parts(parts.to(_fft_dtype(gradient.dtype)), cut).mT.flatten(-2).to(gradient.dtype)
+    spectrum = torch.fft.rfft(gradient.to(_fft_dtype(gradient.dtype)))
+    spectrum[..., :cut] = 0
+    return torch.fft.irfft(spectrum, n=d).to(gradient.dtype)
 
 
 class HighPass:

@@ -40,7 +40,9 @@ def client_work(
 ) -> ClientWork:
     """The batches and augmentation draws of a client in a round."""
     order = samples[epoch_orders(seeding.generator(seed, "batches", round_index, client), len(samples), epochs)]
-    draws = augmentation.draw(seeding.generator(seed, "augment", round_index, client), len(order))
+    draws = None
+    if not augmentation.does_nothing:
+        draws = augmentation.draw(seeding.generator(seed, "augment", round_index, client), len(order))
     return ClientWork(
         order=torch.from_numpy(order).to(device, non_blocking=True),
         bounds=batch_bounds(len(samples), batch_size, epochs),
