@@ -293,7 +293,21 @@ class Config(Section):
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     def run_folder(self) -> Path:
-        return Path(self.output).expanduser() / f"{self.name}-{self.fingerprint()}"
+        return expand_home("output", self.output) / f"{self.name}-{self.fingerprint()}"
+
+
+def expand_home(key: str, path: str) -> Path:
+    """The path with a leading `~` or `~user` replaced.
+
+    Raises:
+        ConfigError: there is no such home directory; `key` names the setting.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ConfigError(
+            f"{key}: got {path!r}, but no such home directory is known; give a whole path, or set HOME"
+        ) from None
 
 
 # ------------------------------------------------------------------------------------------ loading
@@ -306,6 +320,8 @@ class _Loader(yaml.SafeLoader):
         seen = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise ConfigError(f"{key!r}: a key is a name{key_node.start_mark}")
             if key in seen:
                 raise ConfigError(f"{key}: given twice{key_node.start_mark}")
             seen.add(key)

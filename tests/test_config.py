@@ -214,3 +214,17 @@ def test_a_fraction_of_clients_is_at_least_one() -> None:
 
 def test_every_section_of_the_schema_has_its_default() -> None:
     assert set(config_module.DEFAULTS) == set(Config.model_fields)
+
+
+def test_a_home_that_is_not_there_is_named() -> None:
+    config = load(None, ["output=~nobodyhasthisname/runs"])
+    with pytest.raises(
+        ConfigError, match=r"output: got '~nobodyhasthisname/runs', but no such home directory is known"
+    ):
+        config.run_folder()
+
+
+@pytest.mark.parametrize("text", ["? [1]\n: 2", "1: 2", "null: 3", "local: {1: 2}", "model: {? {a: b} : 2}"])
+def test_keys_are_names(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r": a key is a name"):
+        load(_file(tmp_path, text))

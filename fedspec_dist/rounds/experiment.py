@@ -16,7 +16,7 @@ from fedspec_dist import methods, seeding
 from fedspec_dist.clients.sequential import LocalMethods, SequentialExecutor
 from fedspec_dist.clients.sgd import LocalSgd
 from fedspec_dist.clients.sketching import Sketcher
-from fedspec_dist.config import Config, Phase
+from fedspec_dist.config import Config, Phase, expand_home
 from fedspec_dist.data.augment import Augmentation
 from fedspec_dist.data.batches import num_steps
 from fedspec_dist.data.prepared import Dataset, load
@@ -52,10 +52,10 @@ def load_federation(config: Config, prepares: bool) -> Federation:
         ValueError: the data set is missing or unsound, or cannot be cut as asked.
     """
     data = config.data
-    root = Path(data.root).expanduser()
-    source = methods.DATASETS[data.dataset.type].build(
-        root=root, download=data.download, seed=config.seed, **data.dataset.parameters()
-    )
+    entry = methods.DATASETS[data.dataset.type]
+    # An embedded data set needs no folder, and so no home directory, which containers may lack.
+    root = Path(data.root) if entry.load().embedded else expand_home("data.root", data.root)
+    source = entry.build(root=root, download=data.download, seed=config.seed, **data.dataset.parameters())
     dataset = load(data.dataset.type, source, root, prepares=prepares, embedded=source.embedded)
     clients = methods.PARTITIONS[data.partition.type].build(
         dataset.train_labels.numpy(),
