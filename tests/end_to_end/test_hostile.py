@@ -19,20 +19,19 @@ TINY += ["data.partition={type: iid, clients: 4}", "model={type: mlp, hidden: [4
 TINY += ["local.epochs=1", "local.batch_size=8", "rounds=2"]
 
 ODD = {
-    "one client": ["data.partition.clients=1", "clients_per_round=1"],
-    "cohort of one": ["clients_per_round=1", "server.aggregator=fedgh"],
-    "batches of one": ["local.batch_size=1", "server.aggregator={type: fipa, rank: 2}"],
-    "one test sample": ["data.num_test=1", "eval.batch_size=1"],
-    "two classes, one pixel": [
-        "data.num_classes=2",
+    "one client": ["data.partition.clients=1", "clients_per_round=1", "server.aggregator=fedgh"],
+    "batches of one, biases only": ["local.batch_size=1", "trainable=['*.bias']", "filter.ratio=0.9"],
+    "one pixel, one test sample": [
         "data.shape=[1, 1, 1]",
-        "server.aggregator={type: fipa, rank: 50}",
+        "data.num_classes=2",
+        "data.num_test=1",
+        "eval.batch_size=1",
+        "server.aggregator={type: fipa, rank: 9}",
     ],
     "1x5x5 in a cnn": ["data.shape=[1, 5, 5]", "model={type: cnn, width: 2, norm: none}"],
     "a sample a client": ["data.partition={type: iid, clients: 60}", "clients_per_round=60", "server.aggregator=fedgh"],
     "clients without data": ["data.partition={type: dirichlet, alpha: 0.01, clients: 12, min_size: 0}"],
     "rank above parameters": ["server.aggregator={type: fipa, rank: 300, oversampling: 0, merge: tsqr}"],
-    "biases only": ["trainable=['*.bias']", "filter.ratio=0.9"],
 }
 
 
