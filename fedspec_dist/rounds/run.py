@@ -68,7 +68,7 @@ def execute(config: Config, runtime: Runtime, fresh: bool, console: Console) -> 
         if runtime.is_main:
             log.info(
                 "stopped on %s after %d of %d rounds; start the same command again to go on",
-                runtime.stop.reason,
+                runtime.stop.reason or "a signal to another rank",  # whose name has not come here yet
                 done,
                 config.rounds,
             )
