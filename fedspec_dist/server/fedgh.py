@@ -70,7 +70,10 @@ def harmonize(gram: Tensor, mode: str = "pairwise") -> Tensor:
     directions = current if mode == "pairwise" else received
     negligible = np.maximum(_ZERO_SQUARED_NORM, _ZERO_RELATIVE_SQUARED_NORM * inner.diagonal())
     for i, j in combinations(range(len(inner)), 2):
-        if _dot(directions[i], directions[j]) < 0:
+        # The received vectors are tested by their Gram matrix: of orthogonal ones, the coordinates' inner product is
+        # rounding noise of either sign, and a running vector may have a large component along such a direction.
+        conflict = inner[i, j] if mode == "snapshot" else _dot(directions[i], directions[j])
+        if conflict < 0:
             left, right = directions[i].copy(), directions[j].copy()
             current[i] -= _component(current[i], right, negligible[j])
             current[j] -= _component(current[j], left, negligible[i])

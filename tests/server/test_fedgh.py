@@ -80,6 +80,16 @@ def test_orthogonal_updates_are_no_conflict(mode: str) -> None:
         assert torch.equal(coefficients, torch.eye(8, dtype=torch.float64)), f"seed {seed}"
 
 
+@both_modes
+@pytest.mark.parametrize(("num_clients", "num_parameters"), [(4, 10), (6, 4), (6, 40)])
+def test_orthogonal_pairs_among_conflicting_ones(mode: str, num_clients: int, num_parameters: int) -> None:
+    # Entries of -1, 0 and 1: inner products are exact, and many are exactly zero.
+    for seed in range(40):
+        updates = random_updates(num_clients, num_parameters, seed).round().clamp(-1, 1)
+        expected = fedgh_vectors(updates, mode)
+        torch.testing.assert_close(harmonized(updates, mode), expected, rtol=1e-9, atol=1e-9, msg=f"seed {seed}")
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_after_a_pair_the_two_agree(seed: int) -> None:
     left, right = random_updates(2, 30, seed)
