@@ -5,7 +5,7 @@ Nothing of `fedspec_dist` is used here. Which process trains which clients on wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -52,6 +52,12 @@ class PlainLoop:
         sizes = [parameter.numel() for parameter in self.parameters]
         for parameter, update in zip(self.parameters, flat.split(sizes), strict=True):
             parameter.add_(update.view_as(parameter))
+
+    def start_from(self, parameters: Iterable[Tensor]) -> None:
+        """Begin the next round with this global model."""
+        with torch.no_grad():
+            for mine, given in zip(self.parameters, parameters, strict=True):
+                mine.copy_(given)
 
     def _train(self, batches: Sequence[Tensor]) -> None:
         with torch.no_grad():

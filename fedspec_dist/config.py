@@ -162,12 +162,19 @@ def _gather_dataset(value: Any) -> Any:
     return common | {"dataset": dataset | own if isinstance(dataset, dict) else dataset}
 
 
+def _each_once(entries: list[Any]) -> list[Any]:
+    names = [entry.type for entry in entries]
+    if len(set(names)) < len(names):
+        raise ValueError("each of flip and crop at most once")
+    return entries
+
+
 class DataFields(Section):
     dataset: Dataset
     root: str
     download: bool
     partition: Partition
-    augment: list[Augment]
+    augment: Annotated[list[Augment], AfterValidator(_each_once)]
 
 
 Data = Annotated[DataFields, BeforeValidator(_gather_dataset)]
@@ -280,14 +287,15 @@ class Config(Section):
         """Eight hex digits of all that decides the result.
 
         Where files lie, what is reported, and how the work is spread do not: a run may go on elsewhere, with
-        another time limit, at another number of ranks.
+        another time limit, at another number of ranks. Nor does `on_nonfinite`: it decides whether a run goes on,
+        and one that ended at a bad client may go on without it.
         """
         deciding = self.to_dict()
         for key in ("name", "output", "checkpoint", "tracking"):
             del deciding[key]
         for key in ("root", "download"):
             del deciding["data"][key]
-        for key in ("device", "backend", "aggregation", "timeout_s"):
+        for key in ("device", "backend", "aggregation", "timeout_s", "on_nonfinite"):
             del deciding["runtime"][key]
         text = json.dumps(deciding, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]

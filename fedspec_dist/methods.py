@@ -68,7 +68,7 @@ PARTITIONS = {
 _Norm = Literal["group", "none"]
 MODELS = {
     "mlp": method("models.mlp:Mlp", hidden=(list[Count], [200, 200])),
-    "cnn": method("models.cnn:Cnn", norm=(_Norm, "group"), width=(Count, 16)),
+    "cnn": method("models.cnn:Cnn", norm=(_Norm, "group"), width=(Annotated[int, Field(ge=2, multiple_of=2)], 16)),
     "cnn8k": method("models.fipa_cnn:cnn8k"),
     "cnn23k": method("models.fipa_cnn:cnn23k"),
     "cnn207k": method("models.fipa_cnn:cnn207k"),

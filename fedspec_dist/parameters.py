@@ -28,16 +28,16 @@ class ParameterLayout:
     """Names, shapes and offsets of the parameters that train, in the order of `module.named_parameters()`.
 
     The flat vector `theta [P]` holds exactly these, without padding; parameters that no pattern of `trainable`
-    matches are frozen and stay in the module.
+    matches are frozen and stay in the module. `key` names the setting in the error.
 
     Raises:
         ValueError: a pattern matches nothing, or the module has floating-point buffers (BatchNorm's running
             statistics): they change during local training, are not parameters, and would silently be lost.
     """
 
-    def __init__(self, module: nn.Module, trainable: Sequence[str] = ("*",)) -> None:
+    def __init__(self, module: nn.Module, trainable: Sequence[str] = ("*",), key: str = "trainable") -> None:
         named = list(module.named_parameters())
-        _require_matches("trainable", trainable, [name for name, _ in named])
+        _require_matches(key, trainable, [name for name, _ in named])
         moving = [name for name, buffer in module.named_buffers() if buffer.is_floating_point()]
         if moving:
             raise ValueError(

@@ -131,7 +131,10 @@ def _in_memory(name: str, source: Source) -> Dataset:
 
 
 def _as_dataset(parts: dict[str, np.ndarray], num_classes: int) -> Dataset:
+    # Kernels may treat their first elements apart by alignment: torch's memory starts on a cache line, like the mapped
+    # files, numpy's need not.
     tensors = {part: torch.from_numpy(array) for part, array in parts.items()}
+    tensors = {part: tensor if tensor.data_ptr() % 64 == 0 else tensor.clone() for part, tensor in tensors.items()}
     return Dataset(
         train_images=_channels_last(tensors["train_images"]),
         train_labels=tensors["train_labels"],

@@ -96,6 +96,9 @@ class ProcessGroup:
         self.current = what
         try:
             yield
+            if self._transport.type == "cuda":
+                # NCCL returns before it is done: wait here, where a failure has a name. A few times a round.
+                torch.cuda.synchronize(self._transport)
         except RuntimeError as error:
             raise CollectiveError(
                 f"rank {self.rank} lost contact with the other ranks during {what}: {error}"

@@ -64,7 +64,8 @@ def read_environment(variables: dict[str, str] | None = None) -> Environment:
     rank, num_ranks, local_rank = (_count(variables, name) for name in _NAMES[:3])
     if rank >= num_ranks:
         raise LaunchError(f"RANK is {rank} but WORLD_SIZE is {num_ranks}: ranks count from 0 to WORLD_SIZE - 1")
-    local_num_ranks = _count(variables, "LOCAL_WORLD_SIZE", num_ranks)
+    # Started by hand, the ranks of this host are not known; torchrun says.
+    local_num_ranks = _count(variables, "LOCAL_WORLD_SIZE", 1)
     return Environment(rank, num_ranks, local_rank, local_num_ranks, True, restarts)
 
 

@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 # What a stopped job exits with: EX_TEMPFAIL of sysexits.h, "try again".
 EXIT_STOPPED = 75
+# A store on a host that is gone must not hold up the message that says so.
+_STORE_TIMEOUT_S = 10
 # 128 + SIGINT, as shells have it.
 EXIT_INTERRUPTED = 130
 
@@ -90,6 +92,7 @@ def run(settings: Any, environment: Environment, body: Callable[[Runtime], int],
         try:
             return body(Runtime(environment, device, backend, collectives, stop))
         except KeyboardInterrupt:
+            watch.report_failure("interrupted")
             _leave(EXIT_INTERRUPTED)
         except Exception as error:
             _fail(error, environment, watch)
@@ -115,14 +118,6 @@ def _process_group(
     try:
         store, rank, num_ranks = next(dist.rendezvous("env://", timeout=timeout))
         start = this_start(store, rank, num_ranks, timeout_s)
-        dist.init_process_group(
-            backend,
-            store=part_of(store, start),
-            rank=rank,
-            world_size=num_ranks,
-            timeout=timeout,
-            device_id=device if backend == "nccl" else None,
-        )
     except (RuntimeError, ValueError) as error:
         address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise LaunchError(
@@ -130,8 +125,18 @@ def _process_group(
             f"at {address} ({error}). If the port is in use, start torchrun with --standalone (one host) or another "
             "--rdzv-endpoint"
         ) from error
+    dist.init_process_group(
+        backend,
+        store=part_of(store, start),
+        rank=rank,
+        world_size=num_ranks,
+        timeout=timeout,
+        device_id=device if backend == "nccl" else None,
+    )
     collectives = ProcessGroup(device if backend == "nccl" else torch.device("cpu"))
-    watch = Watch(part_of(store, start, "watch"), rank, num_ranks, stop, lambda: collectives.current)
+    connection = part_of(store, start, "watch")
+    connection.set_timeout(timedelta(seconds=_STORE_TIMEOUT_S))
+    watch = Watch(connection, rank, num_ranks, stop, lambda: collectives.current)
     # Only now: until here signals end the process at once, even while it waits for ranks that never come.
     stop.install()
     watch.start()
@@ -150,11 +155,14 @@ def _fail(error: Exception, environment: Environment, watch: Watch) -> NoReturn:
             time.sleep(0.1)
         if failure is not None:
             log.info("ending: rank %s on %s failed first", failure["rank"], failure["host"])
+            log.debug("%s", _trace(error))
             _leave()
         if elsewhere:
             error = CollectiveError(f"{error}. Not there, so hung, slow or killed: {', '.join(elsewhere)}")
     if watch.report_failure(f"{type(error).__name__}: {error}"):
         _show(error, environment)
+    else:
+        log.debug("after another rank's failure: %s", _trace(error))
     # Let the others read the report before the store may vanish with this process.
     time.sleep(1.5)
     _leave()
@@ -163,12 +171,15 @@ def _fail(error: Exception, environment: Environment, watch: Watch) -> NoReturn:
 def _show(error: Exception, environment: Environment) -> None:
     """What we raised for the user stands alone, its traceback in the log file; anything else comes with it."""
     where = f"rank {environment.rank} on {environment.host}: " if environment.num_ranks > 1 else ""
-    trace = "".join(traceback.format_exception(error))
     if isinstance(error, CollectiveError) or (isinstance(error, (ValueError, OSError)) and _is_ours(error)):
         log.error("%s%s", where, error)
-        log.debug("%s", trace)
+        log.debug("%s", _trace(error))
     else:
-        log.error("%s%s", where, trace)
+        log.error("%s%s", where, _trace(error))
+
+
+def _trace(error: Exception) -> str:
+    return "".join(traceback.format_exception(error))
 
 
 def _is_ours(error: Exception) -> bool:
@@ -193,5 +204,7 @@ def _set_threads(num_threads: int) -> None:
 def _set_deterministic(deterministic: bool) -> None:
     torch.backends.cudnn.benchmark = False
     if deterministic:
+        # torch lets convolutions round their inputs to TF32 on GPUs that can; its results differ between GPU types.
+        torch.backends.cudnn.allow_tf32 = False
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)

@@ -46,13 +46,17 @@ class UpdateMatrix:
         return self._sum(partials, (self.num_rows, other.num_rows))
 
     def combine(self, coefficients: Tensor) -> Tensor:
-        """Slice of `sum_k coefficients[k] u_k`, rows added in order."""
+        """Slice of `sum_k coefficients[k] u_k`, rows added in order (on a GPU: in its matrix product's, per block)."""
         total = self.zeros()
+        if total.is_cuda:  # one kernel a block; a launch for each row of each would cost more than the sums
+            for block, out in zip(self._blocks, total.reshape(-1, self._columns.width), strict=True):
+                torch.mv(block.double().T, coefficients, out=out)
+            return total
         # Small blocks together, so that a call has enough to do. An entry's sum has the same order either way.
         together = max(1, _COMBINED_COLUMNS // self._columns.width)
-        blocks = self._blocks.split(together)
+        blocks, scalars = self._blocks.split(together), coefficients.tolist()
         for some, out in zip(blocks, total.reshape(-1, self._columns.width).split(together), strict=True):
-            for row, coefficient in zip(some.unbind(1), coefficients.tolist(), strict=True):
+            for row, coefficient in zip(some.unbind(1), scalars, strict=True):
                 out.add_(row, alpha=coefficient)
         return total
 

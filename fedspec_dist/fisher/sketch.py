@@ -42,7 +42,7 @@ def top_eigenpairs(
     for _ in range(power_iterations):
         basis = torch.linalg.qr(_finite(product(basis))).Q
     image = _finite(product(basis))
-    overlap = (basis.T @ image).to(torch.float64)
+    overlap = basis.T.to(torch.float64) @ image.to(torch.float64)
     values, vectors = torch.linalg.eigh((overlap + overlap.T) / 2)
     values, vectors = values.flip(0)[:rank], vectors.flip(1)[:, :rank]
     kept = values > MIN_EIGENVALUE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from fedspec_dist.clients.sgd import LocalSgd
 from fedspec_dist.clients.sketching import Sketcher
 from fedspec_dist.config import Config, Phase, expand_home
 from fedspec_dist.data.augment import Augmentation
-from fedspec_dist.data.batches import num_steps
 from fedspec_dist.data.prepared import Dataset, load
 from fedspec_dist.distributed.columns import Columns
 from fedspec_dist.distributed.runtime import Runtime
@@ -110,13 +110,11 @@ class Stage:
             if aggregator.needs_sketches
             else None
         )
-        # The most eigenvectors that one client, and a whole cohort, can bring.
-        self.max_rank = aggregator.rank if aggregator.needs_sketches else 0
-        cut = Columns.gathered if config.runtime.aggregation == "gather" else Columns.shared
-        self.columns = cut(len(self.layout), runtime.num_ranks, self.max_rank * config.cohort_size())
+        self.max_rank = max_rank(phase)
+        self.columns = cut_columns(config, phase, len(self.layout), runtime.num_ranks)
         self.server = FederatedServer(
             aggregator,
-            methods.WEIGHTS[phase.server.weights.type].load(),
+            partial(methods.WEIGHTS[phase.server.weights.type].build, **phase.server.weights.parameters()),
             _make(methods.SERVER_OPTIMIZERS, phase.server.optimizer),
             self.columns,
             runtime.collectives,
@@ -132,12 +130,21 @@ class Stage:
         """`lr * lr_decay^t`, t counting rounds over all phases."""
         return float(self.phase.local.lr * self.phase.local.lr_decay**round_index)
 
-    def cost(self, num_samples: int) -> int:
-        """What assignment balances: local steps times samples in them, that is samples seen."""
-        return num_samples * self.phase.local.epochs
 
-    def steps(self, num_samples: int) -> int:
-        return num_steps(num_samples, self.phase.local.batch_size, self.phase.local.epochs)
+def cost(phase: Phase, num_samples: int) -> int:
+    """What assignment balances: the samples that a client of this size sees in a round."""
+    return num_samples * phase.local.epochs
+
+
+def max_rank(phase: Phase) -> int:
+    """The most eigenvectors that a client brings to a round of this phase."""
+    return getattr(phase.server.aggregator, "rank", 0)
+
+
+def cut_columns(config: Config, phase: Phase, num_parameters: int, num_ranks: int) -> Columns:
+    """The column blocks of a phase's matrices, and who owns them."""
+    cut = Columns.gathered if config.runtime.aggregation == "gather" else Columns.shared
+    return cut(num_parameters, num_ranks, max_rank(phase) * config.cohort_size())
 
 
 def _local_methods(phase: Phase, layout: ParameterLayout) -> LocalMethods:

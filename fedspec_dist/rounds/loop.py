@@ -9,7 +9,7 @@ from fedspec_dist.distributed.assignment import assign
 from fedspec_dist.distributed.runtime import Runtime
 from fedspec_dist.rounds.checkpoint import SavedState, save
 from fedspec_dist.rounds.evaluation import evaluate
-from fedspec_dist.rounds.experiment import Federation, Stage
+from fedspec_dist.rounds.experiment import Federation, Stage, cost
 from fedspec_dist.rounds.local import share_results, train_clients
 from fedspec_dist.rounds.phases import Phases
 from fedspec_dist.rounds.sampling import sample_cohort
@@ -49,7 +49,7 @@ def train(job: Job, completed: int) -> int:
         theta = stage.theta.clone()
         cohort = sample_cohort(config.seed, index, federation.population, config.cohort_size())
         num_samples = federation.num_samples(cohort)
-        plan = assign([stage.cost(count) for count in num_samples], runtime.num_ranks)
+        plan = assign([cost(stage.phase, count) for count in num_samples], runtime.num_ranks)
         mine = plan[runtime.rank]
 
         # Local training. No rank waits; a rank without clients goes straight on.

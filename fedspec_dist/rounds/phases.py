@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedspec_dist.config import Config, Phase
 from fedspec_dist.distributed.runtime import Runtime
+from fedspec_dist.parameters import ParameterLayout
 from fedspec_dist.rounds.experiment import Federation, Stage
 
 
@@ -18,10 +19,26 @@ def phase_of_round(phases: Sequence[Phase], round_index: int) -> int:
     return next(number for number, end in enumerate(ends) if round_index < end)
 
 
+def check_patterns(config: Config, module: nn.Module) -> list[ParameterLayout]:
+    """The layout of each phase.
+
+    Raises:
+        ValueError: a pattern of a phase matches no parameter; found out now, not when its first round comes.
+    """
+    layouts = []
+    for number, phase in enumerate(config.schedule()):
+        prefix = f"phases.{number}." if config.phases else ""
+        layout = ParameterLayout(module, phase.trainable, f"{prefix}trainable")
+        layout.select(phase.filter.layers, f"{prefix}filter.layers")
+        layouts.append(layout)
+    return layouts
+
+
 class Phases:
     """Makes the stage of each phase when its first round comes; the model passes from one to the next."""
 
     def __init__(self, config: Config, module: nn.Module, federation: Federation, runtime: Runtime) -> None:
+        check_patterns(config, module)
         self.module = module
         self._config = config
         self._federation = federation

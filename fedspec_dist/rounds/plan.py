@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 
 from fedspec_dist.config import Config, Phase
 from fedspec_dist.data.batches import num_steps
 from fedspec_dist.distributed.assignment import assign, imbalance
-from fedspec_dist.distributed.columns import Columns
 from fedspec_dist.distributed.environment import Environment
 from fedspec_dist.parameters import ParameterLayout
-from fedspec_dist.rounds.experiment import Federation, build_model, load_federation
-from fedspec_dist.rounds.phases import phase_of_round
+from fedspec_dist.rounds.experiment import (
+    Federation,
+    build_model,
+    cost,
+    cut_columns,
+    load_federation,
+    max_rank,
+)
+from fedspec_dist.rounds.phases import check_patterns, phase_of_round
 from fedspec_dist.rounds.sampling import sample_cohort
 
 _SHOWN_ROUNDS = 5
@@ -28,9 +36,9 @@ def print_plan(config: Config, environment: Environment, num_ranks: int | None, 
     num_ranks = num_ranks or environment.num_ranks
     federation = load_federation(config, prepares=True)
     module = build_model(config, federation.dataset)
-    schedule = config.schedule()
-    console.print(_rounds_table(config, schedule, federation, num_ranks))
-    console.print(_phases_table(config, schedule, federation, module, num_ranks))
+    layouts = check_patterns(config, module)
+    console.print(_phases_table(config, module, layouts))
+    console.print(_rounds_table(config, federation, layouts, num_ranks))
     sizes = sorted(len(samples) for samples in federation.clients)
     print(
         f"clients: {len(sizes)}, of {sizes[0]} to {sizes[-1]} samples (median {sizes[len(sizes) // 2]}); "
@@ -40,57 +48,74 @@ def print_plan(config: Config, environment: Environment, num_ranks: int | None, 
     return 0
 
 
-def _rounds_table(config: Config, schedule: Sequence[Phase], federation: Federation, num_ranks: int) -> Table:
+def _rounds_table(config: Config, federation: Federation, layouts: Sequence[ParameterLayout], num_ranks: int) -> Table:
     table = Table(title=f"first rounds on {num_ranks} rank(s)", title_justify="left")
-    for column in ("round", "rank", "clients", "local steps", "expected imbalance"):
+    columns = ("round", "rank", "clients", "local steps", "sends", "holds", "expected imbalance")
+    for column in columns:
         table.add_column(column, justify="left" if column == "clients" else "right")
+    schedule = config.schedule()
     for index in range(min(_SHOWN_ROUNDS, config.rounds)):
-        local = schedule[phase_of_round(schedule, index)].local
+        number = phase_of_round(schedule, index)
+        phase, layout = schedule[number], layouts[number]
         cohort = sample_cohort(config.seed, index, federation.population, config.cohort_size())
         samples = federation.num_samples(cohort)
-        costs = [count * local.epochs for count in samples]
+        costs = [cost(phase, count) for count in samples]
         plan = assign(costs, num_ranks)
         for rank, positions in enumerate(plan):
-            steps = sum(num_steps(samples[p], local.batch_size, local.epochs) for p in positions)
+            steps = sum(num_steps(samples[p], phase.local.batch_size, phase.local.epochs) for p in positions)
             clients = ", ".join(str(cohort[p]) for p in positions) or "none"
-            first = rank == 0
-            balance = f"{imbalance(costs, plan):.2f}" if first else ""
-            table.add_row(str(index + 1) if first else "", str(rank), clients, str(steps), balance)
+            largest = max((samples[p] for p in positions), default=0)
+            work = Work(len(positions), largest, federation.dataset.num_classes)
+            sent, held = traffic_and_memory(config, phase, len(layout), num_ranks, rank, work)
+            place, balance = (str(index + 1), f"{imbalance(costs, plan):.2f}") if rank == 0 else ("", "")
+            table.add_row(place, str(rank), clients, str(steps), _megabytes(sent), _megabytes(held), balance)
         table.add_section()
     return table
 
 
-def _phases_table(
-    config: Config, schedule: Sequence[Phase], federation: Federation, module: object, num_ranks: int
-) -> Table:
-    table = Table(title="each phase, per rank", title_justify="left")
-    columns = ("phase", "rounds", "parameters", "trainable", "bytes sent a round", "memory for vectors")
-    for column in columns:
+def _phases_table(config: Config, module: nn.Module, layouts: Sequence[ParameterLayout]) -> Table:
+    table = Table(title="phases", title_justify="left")
+    for column in ("phase", "rounds", "parameters", "trainable", "local", "filter", "aggregator"):
         table.add_column(column, justify="right")
-    total = sum(parameter.numel() for parameter in module.parameters())  # type: ignore[attr-defined]
-    for number, phase in enumerate(schedule):
-        size = len(ParameterLayout(module, phase.trainable))  # type: ignore[arg-type]
-        sent, held = _traffic_and_memory(config, phase, size, num_ranks)
-        row = (number, phase.rounds, f"{total:,}", f"{size:,}", _megabytes(sent), _megabytes(held))
-        table.add_row(*map(str, row))
+    total = sum(parameter.numel() for parameter in module.parameters())
+    for number, (phase, layout) in enumerate(zip(config.schedule(), layouts, strict=True)):
+        names = (phase.local.algorithm.type, phase.filter.type, phase.server.aggregator.type)
+        table.add_row(str(number), str(phase.rounds), f"{total:,}", f"{len(layout):,}", *names)
     return table
 
 
-def _traffic_and_memory(config: Config, phase: Phase, size: int, num_ranks: int) -> tuple[float, float]:
-    """Bytes that the busiest rank sends in a round, and bytes of vectors that it holds at once.
+@dataclass(frozen=True)
+class Work:
+    """What a rank has to do in a round, as far as its memory depends on it."""
 
-    Sent: its clients' rows except its own columns, then its slice of the model to the others. Held: the executor's
-    vectors, the rows and the column blocks. Activations are not counted; they depend on the framework's kernels.
+    num_clients: int
+    largest_client: int  # samples
+    num_classes: int
+
+
+def traffic_and_memory(
+    config: Config, phase: Phase, num_parameters: int, num_ranks: int, rank: int, work: Work
+) -> tuple[int, int]:
+    """Bytes that a rank sends to others in a round, and bytes of vectors and matrices that it holds at most.
+
+    Sent: its clients' rows except its own columns, then its slice of the model to the others; the small tables and
+    matrices besides are left out. Held: the executor's vectors, the rows, the column blocks and, for sketches, the
+    kept Jacobians. Activations are not counted, nor is the data set, which the ranks of a host share on CPUs.
     """
-    cohort, rank = config.cohort_size(), getattr(phase.server.aggregator, "rank", 0)
-    cut = Columns.gathered if config.runtime.aggregation == "gather" else Columns.shared
-    columns = cut(size, num_ranks, rank * cohort)
-    rows = -(-cohort // num_ranks) * (1 + rank)
-    blocks = cohort * (1 + rank) * columns.count(0) * columns.width
-    others = columns.padded - min(columns.count(r) for r in range(num_ranks)) * columns.width
-    model = columns.count(0) * columns.width * (num_ranks - 1)
-    vectors = 5 + (1 if phase.local.momentum else 0)
-    return _FLOAT_BYTES * (rows * others + model), _FLOAT_BYTES * (vectors * size + rows * columns.padded + blocks)
+    per_client = 1 + max_rank(phase)
+    columns = cut_columns(config, phase, num_parameters, num_ranks)
+    own = columns.count(rank) * columns.width
+    rows = work.num_clients * per_client
+    # Slices are padded to the longest; a single owner of all columns broadcasts instead.
+    longest = max(columns.count(other) for other in range(num_ranks)) * columns.width
+    single = longest == columns.padded
+    slices = 0 if single and not own else longest * (num_ranks - 1)
+    sent = rows * (columns.padded - own) + slices
+    vectors = (5 + bool(phase.local.momentum)) * num_parameters
+    held = vectors + rows * columns.padded + config.cohort_size() * per_client * own
+    jacobians = work.largest_client * work.num_classes * num_parameters if max_rank(phase) else 0
+    kept = min(jacobians * _FLOAT_BYTES, config.runtime.sketch_memory_mb * 2**20)
+    return sent * _FLOAT_BYTES, held * _FLOAT_BYTES + kept
 
 
 def _data_bytes(federation: Federation) -> float:

@@ -166,6 +166,8 @@ def _describe(
         runtime.backend if runtime.num_ranks > 1 else _device_name(runtime.device),
     )
     write_text(folder.config, config.to_yaml())
+    if completed:
+        _warn_of_other_code(folder)
     environment = {
         "command": sys.argv,
         "ranks": hosts,
@@ -176,9 +178,25 @@ def _describe(
         "cuda": torch.version.cuda if runtime.device.type == "cuda" else None,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
-        **git_state(Path(fedspec_dist.__file__).parent),
+        **_git(),
     }
     write_json(folder.environment, environment)
+
+
+def _warn_of_other_code(folder: RunFolder) -> None:
+    """A run that goes on under other code or another torch is not the run that its first rounds belong to."""
+    try:
+        before = json.loads(folder.environment.read_text())
+    except (OSError, ValueError):
+        return
+    now = {"torch": _version("torch"), "fedspec_dist": _version("fedspec_dist"), **_git()}
+    for name, value in now.items():
+        if before.get(name) not in (None, value):
+            log.warning("resuming with %s %s; the rounds so far had %s", name, value, before[name])
+
+
+def _git() -> dict[str, Any]:
+    return git_state(Path(fedspec_dist.__file__).parent)
 
 
 def _summarize(config: Config, runtime: Runtime, folder: RunFolder) -> dict[str, Any]:

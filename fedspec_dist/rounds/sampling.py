@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedspec_dist import seeding
 from fedspec_dist.clients.sequential import ClientWork
@@ -44,7 +45,12 @@ def client_work(
     if not augmentation.does_nothing:
         draws = augmentation.draw(seeding.generator(seed, "augment", round_index, client), len(order))
     return ClientWork(
-        order=torch.from_numpy(order).to(device, non_blocking=True),
+        order=_send(torch.from_numpy(order), device),
         bounds=batch_bounds(len(samples), batch_size, epochs),
-        draws=None if draws is None else draws.to(device, non_blocking=True),
+        draws=None if draws is None else _send(draws, device),
     )
+
+
+def _send(tensor: Tensor, device: torch.device) -> Tensor:
+    """To the device without waiting for it: a GPU copies on its own only from pinned memory."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

@@ -70,12 +70,13 @@ class Fipa:
         assert sketches is not None, "fipa needs sketches; the round did not make any"
         if sketches.rows.num_rows == 0:
             return Direction(cohort.updates.zeros(), _diagnostics(cohort, sketches, 1.0))
-        inner = sketches.rows.inner(cohort.updates)
-        gram = sketches.rows.gram()
-        projections = inner.gather(1, sketches.owners.unsqueeze(1)).squeeze(1)
-        mean_update = (inner * cohort.weights).sum(1)
+        # The R x R arithmetic is on the CPU, the same bits wherever the columns are; GPUs are slow in float64.
+        inner, gram = sketches.rows.inner(cohort.updates).cpu(), sketches.rows.gram().cpu()
+        owners, client_weights = sketches.owners.cpu(), cohort.weights.cpu()
+        projections = inner.gather(1, owners.unsqueeze(1)).squeeze(1)
+        mean_update = (inner * client_weights).sum(1)
         outside = null_fraction(gram, mean_update, _squared_norm(cohort))
-        weights = cohort.weights[sketches.owners]
+        weights = client_weights[owners]
         return Direction(self._merge(sketches, gram, weights, projections), _diagnostics(cohort, sketches, outside))
 
     def _merge(self, sketches: Sketches, gram: Tensor, weights: Tensor, projections: Tensor) -> Tensor:

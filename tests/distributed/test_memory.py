@@ -35,5 +35,6 @@ def _faults(how: str) -> float:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
 def test_freed_memory_is_used_again_without_page_faults() -> None:
-    assert _faults("default") > 1000  # 32 MiB are 8192 pages
-    assert _faults("keep") < 100
+    default = _faults("default")
+    assert default > 1000  # 32 MiB are 8192 pages
+    assert _faults("keep") < default / 5

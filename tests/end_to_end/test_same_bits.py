@@ -68,5 +68,5 @@ def test_the_default_run_learns_in_less_than_a_minute(tmp_path: Path) -> None:
     assert ended.seconds < 60
     metrics = metrics_of(tmp_path)
     assert len(metrics) == 20
-    assert metrics[-1]["test_accuracy"] > 0.4
+    assert metrics[-1]["test_accuracy"] > 0.85  # README: 0.88
     assert metrics[-1]["test_loss"] < metrics[0]["test_loss"]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedspec_dist import methods
 from fedspec_dist.distributed.assignment import assign
 from fedspec_dist.distributed.collectives import Collectives, SingleProcess
 from fedspec_dist.distributed.columns import Columns
@@ -33,6 +34,12 @@ AGGREGATORS: dict[str, Aggregator] = {
     "fipa gram": Fipa(rank=RANK, damping=DAMPING, step=STEP),
     "fipa tsqr": Fipa(rank=RANK, damping=DAMPING, step=STEP, merge="tsqr"),
 }
+
+
+def test_every_aggregator_is_in_this_table() -> None:
+    assert {name.split()[0] for name in AGGREGATORS} == set(methods.AGGREGATORS)
+
+
 Results = dict[str, tuple[Tensor, dict[str, float]]]
 
 

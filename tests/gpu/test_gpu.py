@@ -1,0 +1,72 @@
+"""What only a GPU can show. Skipped where there is none; logic that a CPU can test is tested elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedspec_dist.clients.fedprox import FedProx
+from fedspec_dist.clients.sequential import ClientWork, LocalMethods, SequentialExecutor
+from fedspec_dist.clients.sgd import LocalSgd
+from fedspec_dist.data.augment import Augmentation
+from fedspec_dist.data.batches import batch_bounds
+from fedspec_dist.filters.spectral import HighPass, high_pass
+from fedspec_dist.methods import MODELS
+from fedspec_dist.parameters import ParameterLayout
+from tests.end_to_end.cli import results_of, run
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU is visible")
+
+PHASES = "phases=[{rounds: 2, server: {aggregator: fedgh}}, {rounds: 2, server: {aggregator: {type: fipa, rank: 4}}}]"
+DATA = ["data.dataset=synthetic", "data.shape=[3, 16, 16]", "data.num_train=400", "data.num_test=100"]
+DATA += ["data.partition={type: iid, clients: 8}", "data.augment=[flip, crop]", "clients_per_round=4", "local.epochs=1"]
+
+
+@pytest.mark.parametrize("model", sorted(MODELS))
+def test_deterministic_runs_repeat_and_gathering_changes_nothing(model: str, tmp_path: Path) -> None:
+    settings = [*DATA, f"model={model}", PHASES, "runtime.deterministic=true", "runtime.device=cuda"]
+    for output, more in (("first", []), ("again", []), ("gathered", ["runtime.aggregation=gather"])):
+        run(tmp_path, *settings, f"output={output}", *more, timeout_s=300).expect(0)
+    assert results_of(tmp_path, "first") == results_of(tmp_path, "again") == results_of(tmp_path, "gathered")
+
+
+def test_two_ranks_share_a_gpu_over_gloo_with_the_same_bits(tmp_path: Path) -> None:
+    settings = [*DATA, "model=cnn", PHASES, "runtime.deterministic=true", "runtime.device=cuda", "runtime.backend=gloo"]
+    run(tmp_path, *settings, "output=one", timeout_s=300).expect(0)
+    run(tmp_path, *settings, "output=two", ranks=2, timeout_s=300).expect(0)
+    assert results_of(tmp_path, "one") == results_of(tmp_path, "two")
+
+
+def test_one_rank_over_nccl(tmp_path: Path) -> None:
+    run(tmp_path, *DATA, "model=cnn", PHASES, ranks=1, timeout_s=300).expect(0)
+
+
+def test_inside_a_client_nothing_waits_for_the_device() -> None:
+    device = torch.device("cuda")
+    model = MODELS["resnet20"].build((3, 16, 16), 10).to(device)
+    layout = ParameterLayout(model)
+    images = torch.randn(100, 16, 16, 3, device=device).permute(0, 3, 1, 2)
+    labels = torch.arange(100, device=device) % 10
+    augmentation = Augmentation(padding=2, flip=True)
+    local = LocalMethods(HighPass(layout.segments, 0.05), FedProx(0.1), LocalSgd(0.9, 1e-3, 10.0))
+    executor = SequentialExecutor(model, layout, F.cross_entropy, local, images, labels, augmentation.gather)
+    theta = executor.vectors.parameters.clone()
+    draws = torch.zeros(100, 3, dtype=torch.int64, device=device)
+    work = ClientWork(torch.arange(100, device=device), batch_bounds(100, 40, 1), draws)
+    update = torch.empty_like(theta)
+    executor.train(work, theta, 0.1, update)  # kernels are chosen and caches filled here
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        result = executor.train(work, theta, 0.1, update)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert result.isfinite().all()
+
+
+def test_the_filter_is_the_same_as_on_the_cpu() -> None:
+    gradient = torch.randn(3, 27_648, generator=torch.Generator().manual_seed(0))
+    on_gpu = high_pass(gradient.cuda(), 0.05).cpu()
+    torch.testing.assert_close(on_gpu, high_pass(gradient, 0.05), rtol=0, atol=1e-5)

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import pytest
+
+from fedspec_dist.config import load
+from fedspec_dist.models.cnn import Cnn
+from fedspec_dist.rounds.phases import check_patterns, phase_of_round
+
+MODEL = Cnn((1, 8, 8), 3, width=2)
+
+
+def test_rounds_belong_to_phases_in_order() -> None:
+    schedule = load(None, ["phases=[{rounds: 2}, {rounds: 1}, {rounds: 3}]"]).schedule()
+    assert [phase_of_round(schedule, index) for index in range(6)] == [0, 0, 1, 2, 2, 2]
+
+
+def test_layouts_of_all_phases() -> None:
+    config = load(None, ["phases=[{rounds: 2}, {rounds: 1, trainable: ['fc.*'], filter: none}]"])
+    everything, head = check_patterns(config, MODEL)
+    assert len(everything) == sum(parameter.numel() for parameter in MODEL.parameters())
+    assert [segment.name for segment in head.segments] == ["fc.weight", "fc.bias"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["trainable=['nosuch*']"], r"^trainable: 'nosuch\*' matches no parameter"),
+        (["filter.layers=[nosuch]"], r"^filter\.layers: 'nosuch' matches no parameter"),
+        (["phases=[{rounds: 2}, {rounds: 1, trainable: ['nosuch*']}]"], r"^phases\.1\.trainable: 'nosuch\*' matches"),
+        # The layer exists, but the phase does not train it.
+        (
+            ["phases=[{rounds: 2}, {rounds: 1, trainable: ['fc.*'], filter: {layers: ['conv1.*']}}]"],
+            r"^phases\.1\.filter\.layers: 'conv1\.\*' matches no parameter; there are: fc\.weight, fc\.bias",
+        ),
+    ],
+)
+def test_a_pattern_that_matches_nothing_is_found_before_the_first_round(overrides: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_patterns(load(None, overrides), MODEL)
