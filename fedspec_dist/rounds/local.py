@@ -20,7 +20,8 @@ from fedspec_dist.rounds.server import LocalRows, RoundFacts
 
 log = logging.getLogger(__name__)
 
-# Columns of the table that ranks exchange: mean loss, energy removed, largest entry of the update, rank of the sketch.
+# Columns of the table that ranks exchange, before the eigenvalues: what the executor returns, and the sketch's rank.
+_LOSS, _ENERGY_REMOVED, _LARGEST, _SKETCH_RANK = range(4)
 _NUM_SCALARS = 4
 
 
@@ -108,7 +109,7 @@ class CohortReport:
         Raises:
             NonFiniteUpdateError: with policy `raise`, when there are others.
         """
-        largest = self.scalars[:, 2].tolist()
+        largest = self.scalars[:, _LARGEST].tolist()
         bad = [position for position, value in enumerate(largest) if not math.isfinite(value)]
         if bad and policy == "raise":
             rank = next(rank for rank, positions in enumerate(self.plan) if bad[0] in positions)
@@ -130,8 +131,11 @@ class CohortReport:
 
     def metrics(self, kept: Sequence[int]) -> dict[str, float | int | None]:
         """Means over clients: of their mean losses, and of the energy removed from their first gradient."""
-        means = self.scalars[list(kept), :2].mean(dim=0).tolist() if kept else [None, None]
-        record: dict[str, float | int | None] = {"train_loss": means[0], "filter/energy_removed": means[1]}
+        means = self.scalars[list(kept)].mean(dim=0).tolist() if kept else [None] * _NUM_SCALARS
+        record: dict[str, float | int | None] = {
+            "train_loss": means[_LOSS],
+            "filter/energy_removed": means[_ENERGY_REMOVED],
+        }
         if len(kept) < len(self.cohort):
             record["clients_skipped"] = len(self.cohort) - len(kept)
         return record
@@ -150,14 +154,14 @@ def share_results(
     table = torch.zeros(height, _NUM_SCALARS + max_rank, dtype=torch.float64, device=result.updates.device)
     table[0, 0] = float(not result.complete)
     for place, values in enumerate(result.scalars):
-        table[place + 1, :3] = values
+        table[place + 1, :_SKETCH_RANK] = values
     for place, (eigenvalues, _) in enumerate(result.sketches):
-        table[place + 1, 3] = len(eigenvalues)
+        table[place + 1, _SKETCH_RANK] = len(eigenvalues)
         table[place + 1, _NUM_SCALARS : _NUM_SCALARS + len(eigenvalues)] = eigenvalues
     tables = collectives.all_gather(table, "gathering of client results").cpu()
     rows = torch.zeros(len(cohort), table.shape[1], dtype=torch.float64)
     for rank, positions in enumerate(plan):
         rows[list(positions)] = tables[rank, 1 : len(positions) + 1]
-    ranks = rows[:, 3].int().tolist()
+    ranks = rows[:, _SKETCH_RANK].int().tolist()
     spectra = [row[_NUM_SCALARS : _NUM_SCALARS + rank] for row, rank in zip(rows, ranks, strict=True)]
     return CohortReport(cohort, plan, num_samples, rows[:, :_NUM_SCALARS], spectra, bool(tables[:, 0, 0].any()))
