@@ -42,8 +42,7 @@ class FashionMnist:
         self.download = download
         self.folders = (root, root / "FashionMNIST" / "raw", _DEBIAN_FOLDER)
         self.command = (
-            "apt-get install dataset-fashion-mnist, or python -c "
-            f"\"from torchvision.datasets import FashionMNIST; FashionMNIST('{root}', download=True)\""
+            f"python -c \"from torchvision.datasets import FashionMNIST; FashionMNIST('{root}', download=True)\""
         )
 
     def fingerprint(self) -> str:
