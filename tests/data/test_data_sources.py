@@ -178,7 +178,7 @@ def test_fashion_mnist_in_each_place(tmp_path: Path, place: str) -> None:
 
 @pytest.mark.usefixtures("no_debian_package")
 def test_missing_fashion_mnist_names_places_and_command(tmp_path: Path) -> None:
-    with pytest.raises(DatasetNotFoundError, match="Get it with: python -c .from torchvision.datasets import FashionMNIST") as caught:
+    with pytest.raises(DatasetNotFoundError, match=r"Get it with: python -c \"from torchvision") as caught:
         FashionMnist(tmp_path / "root", False, 0).load()
     for place in ("root,", "root/FashionMNIST/raw", "debian"):
         assert str(tmp_path / place) in str(caught.value)
