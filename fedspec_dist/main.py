@@ -66,7 +66,10 @@ def _run(config: Config, options: argparse.Namespace) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="fedspec_dist.main", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="fedspec_dist.main",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("config", nargs="*", metavar="CONFIG | key=value", help="a YAML file, then overrides")
     parser.add_argument("--print-config", action="store_true", help="print the resolved config and stop")

@@ -45,6 +45,8 @@ class Npz:
         self.command = (
             f"curl -L -o {self.places[-1]} https://zenodo.org/records/10519652/files/{given.name} "
             "(where MedMNIST's files are)"
+            if "mnist" in given.name
+            else f"cp YOUR/{given.name} {self.places[-1]}, or give the file's full path as data.path"
         )
 
     @property

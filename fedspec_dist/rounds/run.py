@@ -47,6 +47,7 @@ def execute(config: Config, runtime: Runtime, fresh: bool, console: Console) -> 
         folder.open(fresh)
     runtime.collectives.all_gather(torch.zeros(1), "opening of the run folder")
     log_to_file(folder, runtime.rank)
+    log.debug("rank %d of %d on %s, %s", runtime.rank, runtime.num_ranks, runtime.environment.host, runtime.device)
 
     federation = load_federation(config, runtime.prepares_data)
     module = build_model(config, federation.dataset)

@@ -413,7 +413,7 @@ def test_npz_damaged_or_foreign(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for content in (whole[:-50], whole[:90] + b"\xff" * 40 + whole[130:], b"", b"nonsense"):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=rf"cannot read {path}: .*Delete it and get .* again: curl"):
+        with pytest.raises(ValueError, match=rf"cannot read {path}: .*Delete it and get .* again: cp YOUR/x.npz"):
             Npz(tmp_path, False, 0, path="x.npz").load()
     write_npz(path, train_labels=np.array([object()] * 9, dtype=object))
     with pytest.raises(ValueError, match=rf"cannot read {path}: .*allow_pickle=False"):
@@ -424,6 +424,11 @@ def test_missing_npz_names_places_and_command(tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError, match=r"bloodmnist\.npz, .*curl .*bloodmnist\.npz") as caught:
         Npz(tmp_path, True, 0, path="bloodmnist.npz").load()
     assert str(tmp_path / "bloodmnist.npz") in str(caught.value)
+
+
+def test_an_npz_of_the_users_own_is_not_looked_for_at_medmnist(tmp_path: Path) -> None:
+    with pytest.raises(DatasetNotFoundError, match=r"Get it with: cp YOUR/mine\.npz .*full path as data\.path$"):
+        Npz(tmp_path, True, 0, path="mine.npz").load()
 
 
 # --- all
