@@ -36,7 +36,7 @@ class TallQR:
 
     def combine(self, coefficients: Tensor) -> Tensor:
         """This rank's slice of `Q z` for `z = coefficients [K]`, float64."""
-        row = self._first_row
+        row, coefficients = self._first_row, coefficients.to(self._top_q.device)
         parts = []
         for q in self._local_q:
             parts.append(q @ (self._top_q[row : row + q.shape[1]] @ coefficients))

@@ -80,13 +80,13 @@ class Fipa:
         return Direction(self._merge(sketches, gram, weights, projections), _diagnostics(cohort, sketches, outside))
 
     def _merge(self, sketches: Sketches, gram: Tensor, weights: Tensor, projections: Tensor) -> Tensor:
-        known = (sketches.eigenvalues, weights, projections)
+        known = (sketches.eigenvalues.cpu(), weights, projections)
         if self.merge == "gram":
             return sketches.rows.combine(
                 merge_coefficients(gram, *known, damping=self.damping, step=self.step, convention=self.convention)
             )
         z = qr_merge_coefficients(
-            sketches.rows.qr_r(), *known, damping=self.damping, step=self.step, convention=self.convention
+            sketches.rows.qr_r().cpu(), *known, damping=self.damping, step=self.step, convention=self.convention
         )
         return sketches.rows.combine_q(z)
 
