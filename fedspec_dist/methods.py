@@ -23,14 +23,15 @@ Patterns = Annotated[list[str], Field(min_length=1)]
 
 @dataclass(frozen=True)
 class Method:
-    """`target` is `module:Class`; `parameters` maps a name to `(type with bounds, default)`."""
+    """`target` is `module:Class`, the module's name starting with a dot when it is of this package; `parameters` maps
+    a name to `(type with bounds, default)`."""
 
     target: str
     parameters: dict[str, tuple[Any, Any]]
 
     def load(self) -> Any:
         module, _, name = self.target.partition(":")
-        return getattr(import_module(f"fedspec_dist.{module}"), name)
+        return getattr(import_module(module, "fedspec_dist"), name)
 
     def build(self, *arguments: Any, **parameters: Any) -> Any:
         """Call the class (or, for partitions and weights, the function) that the line names."""
@@ -42,13 +43,13 @@ def method(target: str, **parameters: tuple[Any, Any]) -> Method:
 
 
 DATASETS = {
-    "digits": method("data.digits:Digits"),
-    "fashion_mnist": method("data.fashion_mnist:FashionMnist"),
-    "cifar10": method("data.cifar:Cifar10"),
-    "cifar100": method("data.cifar:Cifar100"),
-    "npz": method("data.npz:Npz", path=(str, ...), num_classes=(Annotated[int, Field(ge=2)] | None, None)),
+    "digits": method(".data.digits:Digits"),
+    "fashion_mnist": method(".data.fashion_mnist:FashionMnist"),
+    "cifar10": method(".data.cifar:Cifar10"),
+    "cifar100": method(".data.cifar:Cifar100"),
+    "npz": method(".data.npz:Npz", path=(str, ...), num_classes=(Annotated[int, Field(ge=2)] | None, None)),
     "synthetic": method(
-        "data.synthetic:Synthetic",
+        ".data.synthetic:Synthetic",
         shape=(Annotated[list[Count], Field(min_length=3, max_length=3)], [3, 32, 32]),
         num_classes=(Annotated[int, Field(ge=2)], 10),
         num_train=(Count, 5000),
@@ -57,40 +58,40 @@ DATASETS = {
 }
 
 PARTITIONS = {
-    "iid": method("data.partitions:iid"),
-    "shards": method("data.partitions:shards", shards_per_client=(Count, 2)),
+    "iid": method(".data.partitions:iid"),
+    "shards": method(".data.partitions:shards", shards_per_client=(Count, 2)),
     "dirichlet": method(
-        "data.partitions:dirichlet", alpha=(Positive, 0.1), min_size=(CountOrZero, 10), max_tries=(Count, 1000)
+        ".data.partitions:dirichlet", alpha=(Positive, 0.1), min_size=(CountOrZero, 10), max_tries=(Count, 1000)
     ),
-    "dirichlet_balanced": method("data.partitions:dirichlet_balanced", alpha=(Positive, 0.1)),
+    "dirichlet_balanced": method(".data.partitions:dirichlet_balanced", alpha=(Positive, 0.1)),
 }
 
 _Norm = Literal["group", "none"]
 MODELS = {
-    "mlp": method("models.mlp:Mlp", hidden=(list[Count], [200, 200])),
-    "cnn": method("models.cnn:Cnn", norm=(_Norm, "group"), width=(Annotated[int, Field(ge=2, multiple_of=2)], 16)),
-    "cnn8k": method("models.fipa_cnn:cnn8k"),
-    "cnn23k": method("models.fipa_cnn:cnn23k"),
-    "cnn207k": method("models.fipa_cnn:cnn207k"),
-    "lenet": method("models.lenet:LeNet"),
-    "resnet20": method("models.resnet:ResNet20", norm=(_Norm, "group")),
+    "mlp": method(".models.mlp:Mlp", hidden=(list[Count], [200, 200])),
+    "cnn": method(".models.cnn:Cnn", norm=(_Norm, "group"), width=(Annotated[int, Field(ge=2, multiple_of=2)], 16)),
+    "cnn8k": method(".models.fipa_cnn:cnn8k"),
+    "cnn23k": method(".models.fipa_cnn:cnn23k"),
+    "cnn207k": method(".models.fipa_cnn:cnn207k"),
+    "lenet": method(".models.lenet:LeNet"),
+    "resnet20": method(".models.resnet:ResNet20", norm=(_Norm, "group")),
 }
 
 LOCAL_ALGORITHMS = {
-    "fedavg": method("clients.fedavg:FedAvg"),
-    "fedprox": method("clients.fedprox:FedProx", mu=(NotNegative, 0.01)),
+    "fedavg": method(".clients.fedavg:FedAvg"),
+    "fedprox": method(".clients.fedprox:FedProx", mu=(NotNegative, 0.01)),
 }
 
 FILTERS = {
-    "none": method("filters.identity:Identity"),
-    "rfft": method("filters.spectral:HighPass", ratio=(Fraction, 0.05)),
+    "none": method(".filters.identity:Identity"),
+    "rfft": method(".filters.spectral:HighPass", ratio=(Fraction, 0.05)),
 }
 
 AGGREGATORS = {
-    "fedavg": method("server.fedavg:FedAvg"),
-    "fedgh": method("server.fedgh:FedGH", mode=(Literal["pairwise", "snapshot"], "pairwise")),
+    "fedavg": method(".server.fedavg:FedAvg"),
+    "fedgh": method(".server.fedgh:FedGH", mode=(Literal["pairwise", "snapshot"], "pairwise")),
     "fipa": method(
-        "server.fipa:Fipa",
+        ".server.fipa:Fipa",
         rank=(Count, 20),
         oversampling=(CountOrZero, 10),
         power_iterations=(CountOrZero, 2),
@@ -102,12 +103,12 @@ AGGREGATORS = {
 }
 
 WEIGHTS = {
-    "uniform": method("server.weights:uniform"),
-    "samples": method("server.weights:samples"),
+    "uniform": method(".server.weights:uniform"),
+    "samples": method(".server.weights:samples"),
 }
 
 SERVER_OPTIMIZERS = {
-    "sgd": method("server.optimizers:Sgd", lr=(Positive, 1.0)),
+    "sgd": method(".server.optimizers:Sgd", lr=(Positive, 1.0)),
 }
 
 # Parameters that every method of a family has; they outlive a change of `type` in an override.
