@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.spread import quartiles
-from fedspec_dist.clients.fedavg import FedAvg
+from fedspec_dist.clients.algorithms.fedavg import FedAvg
 from fedspec_dist.clients.sequential import ClientWork, LocalMethods, SequentialExecutor
 from fedspec_dist.clients.sgd import LocalSgd
 from fedspec_dist.data.augment import Augmentation

@@ -58,7 +58,7 @@ def test_either_form_of_a_method_gives_its_defaults(overrides: list[str]) -> Non
 
 def test_another_method_drops_the_parameters_of_the_old_one_but_not_the_familys() -> None:
     config = load(None, ["filter.layers=[fc*]", "filter=none", "data.partition.clients=7", "data.partition=iid"])
-    assert config.filter.model_dump() == {"type": "none", "layers": ["fc*"]}
+    assert config.filter.model_dump() == {"type": "none", "layers": ["fc*"], "min_size": 0}
     assert config.data.partition.model_dump() == {"type": "iid", "clients": 7}
 
 
@@ -76,7 +76,7 @@ def test_parameters_of_the_data_set_stand_beside_it() -> None:
     [
         (["nosuch=1"], r"^nosuch: unknown key; allowed: name, seed"),
         (["local.learning_rate=1"], r"^local\.learning_rate: unknown key; allowed: algorithm, lr"),
-        (["filter.ratoi=1"], r"^filter\.ratoi: unknown key; did you mean ratio\? allowed: type, layers, ratio"),
+        (["filter.ratoi=1"], r"^filter\.ratoi: unknown key; did you mean ratio\? allowed: type, layers, min_size, ratio"),
         (["filter=none", "filter.ratio=0.1"], r"^filter\.ratio: unknown key"),
         (["filter.ratio=1.5"], r"^filter\.ratio: got 1\.5; should be less than 1"),
         (["filter=5"], r"^filter: got 5"),

@@ -8,26 +8,27 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "fedspec_dist"
-BASE = {"config", "methods", "seeding", "parameters"}
+BASE = {"config", "methods", "seeding", "parameters", "cohort"}
 # folder -> what of the package it may import besides itself. Level by level: a folder knows those below it only.
 ALLOWED: dict[str, set[str]] = {
     "methods": set(),
     "config": {"methods"},
     "seeding": set(),
     "parameters": set(),
+    "cohort": {"parameters"},
     "data": {"seeding"},
     "models": set(),
     "tasks": set(),
     "filters": {"parameters"},
     "fisher": {"parameters", "seeding"},
-    "clients": {"parameters", "seeding", "data", "models", "tasks", "filters", "fisher"},
-    "server": {"parameters", "seeding", "fisher"},
-    "distributed": {"parameters", "seeding", "server"},
+    "clients": {"parameters", "seeding", "cohort", "data", "models", "tasks", "filters", "fisher"},
+    "server": {"parameters", "seeding", "cohort", "fisher"},
+    "distributed": {"parameters", "seeding", "cohort"},
     "tracking": set(),
     "rounds": BASE | {"data", "models", "tasks", "filters", "fisher", "clients", "server", "distributed", "tracking"},
     "main": BASE | {"rounds", "distributed", "tracking"},
 }
-MATHS = ("filters", "fisher", "tasks", "models", "server", "clients")
+MATHS = ("cohort", "filters", "fisher", "tasks", "models", "server", "clients")
 MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
 
 

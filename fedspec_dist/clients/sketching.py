@@ -1,4 +1,4 @@
-"""A client's Fisher sketch at the broadcast parameters, over its own data without augmentation."""
+"""What a client tells of its Fisher matrix, over its own data without augmentation."""
 
 from __future__ import annotations
 
@@ -8,9 +8,23 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedspec_dist.fisher.products import fisher_product
+from fedspec_dist.fisher.diagonal import fisher_diagonal
+from fedspec_dist.fisher.products import Forward, fisher_product
 from fedspec_dist.fisher.sketch import top_eigenpairs
 from fedspec_dist.parameters import ParameterLayout
+
+
+def as_function(module: nn.Module, layout: ParameterLayout) -> Forward:
+    """The model as `(theta [P], inputs) -> outputs`, differentiable in `theta`."""
+
+    def forward(theta: Tensor, inputs: Tensor) -> Tensor:
+        # One split, not a slice for each layer: the backward of a slice fills a whole [P] with zeros.
+        parts = theta.split([segment.size for segment in layout.segments])
+        shaped = {s.name: part.reshape(s.shape) for s, part in zip(layout.segments, parts, strict=True)}
+        outputs: Tensor = functional_call(module, shaped, (inputs,))
+        return outputs
+
+    return forward
 
 
 class Sketcher:
@@ -28,8 +42,8 @@ class Sketcher:
         settings: Any,
         memory_budget_bytes: int,
     ) -> None:
-        self._module = module
-        self._layout = layout
+        self._forward = as_function(module, layout)
+        self._num_parameters = len(layout)
         self._task = task
         self._images = images
         self._settings = settings
@@ -49,7 +63,7 @@ class Sketcher:
         )
         eigenvalues, basis = top_eigenpairs(
             product,
-            len(self._layout),
+            self._num_parameters,
             settings.rank,
             oversampling=settings.oversampling,
             power_iterations=settings.power_iterations,
@@ -57,8 +71,15 @@ class Sketcher:
         )
         return eigenvalues, basis.T
 
-    def _forward(self, theta: Tensor, inputs: Tensor) -> Tensor:
-        # One split, not a slice for each layer: the backward of a slice fills a whole [P] with zeros.
-        parts = theta.split([segment.size for segment in self._layout.segments])
-        shaped = {s.name: part.reshape(s.shape) for s, part in zip(self._layout.segments, parts, strict=True)}
-        return functional_call(self._module, shaped, (inputs,))
+
+class DiagonalFisher:
+    """The diagonal of the same matrix, at any parameters."""
+
+    def __init__(self, module: nn.Module, layout: ParameterLayout, task: Any, images: Tensor) -> None:
+        self._forward = as_function(module, layout)
+        self._task = task
+        self._images = images
+
+    def diagonal(self, theta: Tensor, samples: Tensor) -> Tensor:
+        """`[P]`, for the training samples at positions `samples [N]`."""
+        return fisher_diagonal(self._forward, theta, self._images.index_select(0, samples), self._task.curvature_root)

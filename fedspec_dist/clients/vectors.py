@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -13,20 +13,32 @@ from torch import Tensor
 class LocalVectors:
     """All `[..., P]`, of one dtype, on one device; a leading axis is a batch of clients.
 
-    Formulas write into `gradient` and may use `scratch`, whose content they must not rely on.
+    Formulas write into `gradient`, and into `constant`, `own` and `uploads` where they say so. They may use `scratch`,
+    whose content they must not rely on from one call to the next.
     """
 
     parameters: Tensor  # y, the client's own copy
     gradient: Tensor  # of the current batch, already filtered; what the step will use
     anchor: Tensor  # theta, the global model of this round, [P]
     scratch: Tensor
+    constant: Tensor  # for what a method works out once per client and adds in every step
+    own: Mapping[str, Tensor] = field(default_factory=dict)  # what this client kept since it last took part
+    received: Mapping[str, Tensor] = field(default_factory=dict)  # what the server sent beside the model, [P]
+    uploads: Mapping[str, Tensor] = field(default_factory=dict)  # what goes to the server beside the update
 
     @classmethod
-    def allocate(cls, num_parameters: int, device: torch.device, dtype: torch.dtype = torch.float32) -> LocalVectors:
-        return cls(*(torch.zeros(num_parameters, device=device, dtype=dtype) for _ in range(4)))
+    def allocate(
+        cls,
+        num_parameters: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        *,
+        own: Sequence[str] = (),
+        received: Sequence[str] = (),
+        uploads: Sequence[str] = (),
+    ) -> LocalVectors:
+        def zeros() -> Tensor:
+            return torch.zeros(num_parameters, device=device, dtype=dtype)
 
-
-class LocalAlgorithm(Protocol):
-    """A local method: what it adds to the filtered data gradient before clipping, weight decay and the step."""
-
-    def correct(self, vectors: LocalVectors) -> None: ...
+        named = ({name: zeros() for name in names} for names in (own, received, uploads))
+        return cls(zeros(), zeros(), zeros(), zeros(), zeros(), *named)

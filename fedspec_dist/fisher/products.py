@@ -12,7 +12,7 @@ Every product maps `[P, l]` to `[P, l]` in the dtype of `theta`, and raises `Val
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain
 
 import torch
@@ -73,8 +73,7 @@ def from_jacobians(
     theta = theta.detach()
     num_outputs = _num_outputs(forward, theta, inputs)
     bytes_per_sample = num_outputs * theta.nbytes
-    chunk_bytes = _CHUNK_BYTES.get(theta.device.type, _LARGE_CHUNK_BYTES)
-    rows = _row_maker(forward, root, num_outputs, chunk_size or max(1, chunk_bytes // bytes_per_sample))
+    rows = _row_maker(forward, root, num_outputs, chunk_size or _chunk_size(theta, bytes_per_sample))
     num_kept = len(inputs) if max_kept is None else min(max_kept, len(inputs))
     block_size = max(1, _BLOCK_BYTES // bytes_per_sample)
     kept = [rows(theta, block) for block in inputs[:num_kept].split(block_size)] if num_kept else []
@@ -87,6 +86,16 @@ def from_jacobians(
         return total.div_(len(inputs))
 
     return product
+
+
+def jacobian_blocks(forward: Forward, theta: Tensor, inputs: Tensor, root: OutputMap) -> Iterator[Tensor]:
+    """The rows of all `F_n J_n`, `[n * C, P]` for some samples at a time, made when asked for."""
+    _require_samples(inputs)
+    theta = theta.detach()
+    num_outputs = _num_outputs(forward, theta, inputs)
+    bytes_per_sample = num_outputs * theta.nbytes
+    rows = _row_maker(forward, root, num_outputs, _chunk_size(theta, bytes_per_sample))
+    return (rows(theta, block) for block in inputs.split(max(1, _BLOCK_BYTES // bytes_per_sample)))
 
 
 def matrix_free(
@@ -143,6 +152,10 @@ def _row_maker(
         return result.flatten(0, 1)
 
     return rows
+
+
+def _chunk_size(theta: Tensor, bytes_per_sample: int) -> int:
+    return max(1, _CHUNK_BYTES.get(theta.device.type, _LARGE_CHUNK_BYTES) // bytes_per_sample)
 
 
 def _num_outputs(forward: Forward, theta: Tensor, inputs: Tensor) -> int:

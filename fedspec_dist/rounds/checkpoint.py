@@ -2,7 +2,8 @@
 
     checkpoints/round-000010/
       model.safetensors     parameters and buffers under their module names
-      server.safetensors    the server optimizer's and the aggregator's vectors
+      server.safetensors    what the server's methods remember
+      clients-00000.safetensors ...   what clients keep between participations, by client number; absent if nothing
       state.json            what the run needs besides, and the size and SHA-256 of the files above
 
 A directory without a `state.json` that matches its files is not a checkpoint, whatever its name.
@@ -17,7 +18,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,8 +28,8 @@ from torch import Tensor
 
 log = logging.getLogger(__name__)
 
-_FORMAT = 1
-_TENSOR_FILES = ("model.safetensors", "server.safetensors")
+_FORMAT = 2
+_MODEL, _SERVER = "model.safetensors", "server.safetensors"
 _NAME = re.compile(r"round-\d{6,}")
 
 
@@ -44,6 +45,8 @@ class SavedState:
     fingerprint: str  # of the config
     model: Mapping[str, Tensor]
     server: Mapping[str, Tensor]
+    # Client -> [S, P], some clients at a time: they need not all be in memory together. Can be gone through once.
+    clients: Iterable[Mapping[int, Tensor]] = ()
 
 
 def save(folder: Path, state: SavedState, keep: int) -> Path:
@@ -101,22 +104,23 @@ def write_model(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _write(folder: Path, state: SavedState) -> None:
-    for name, tensors in zip(_TENSOR_FILES, (state.model, state.server), strict=True):
-        save_file(
-            {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()},
-            folder / name,
-        )
+    files = {}
+    for name, tensors in _files(state):
+        save_file({key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}, folder / name)
         _sync(folder / name)
-    description = {
-        "format": _FORMAT,
-        "round": state.round,
-        "config": state.fingerprint,
-        "files": {name: _digest(folder / name) for name in _TENSOR_FILES},
-    }
+        files[name] = _digest(folder / name)
+    description = {"format": _FORMAT, "round": state.round, "config": state.fingerprint, "files": files}
     path = folder / "state.json"
     path.write_text(json.dumps(description, indent=1))
     _sync(path)
     _sync_directory(folder)
+
+
+def _files(state: SavedState) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
+    yield _MODEL, state.model
+    yield _SERVER, state.server
+    for number, chunk in enumerate(state.clients):
+        yield f"clients-{number:05d}.safetensors", {str(client): tensor for client, tensor in chunk.items()}
 
 
 def _load(folder: Path, fingerprint: str) -> SavedState:
@@ -127,12 +131,18 @@ def _load(folder: Path, fingerprint: str) -> SavedState:
         raise ValueError(f"belongs to config {description['config']}, not {fingerprint}")
     if f"round-{description['round']:06d}" != folder.name:
         raise ValueError(f"is of round {description['round']}")
-    for name in _TENSOR_FILES:
-        expected, found = description["files"][name], _digest(folder / name)
+    files = description["files"]
+    for name, expected in files.items():
+        found = _digest(folder / name)
         if expected != found:
             raise ValueError(f"{name} is damaged ({found['bytes']} bytes, {expected['bytes']} were written)")
-    model, server = (load_file(folder / name) for name in _TENSOR_FILES)
-    return SavedState(description["round"], fingerprint, model, server)
+    model, server = (load_file(folder / name) for name in (_MODEL, _SERVER))
+    clients = (_client_states(folder / name) for name in sorted(set(files) - {_MODEL, _SERVER}))
+    return SavedState(description["round"], fingerprint, model, server, clients)
+
+
+def _client_states(path: Path) -> dict[int, Tensor]:
+    return {int(client): tensor for client, tensor in load_file(path).items()}
 
 
 def _existing(folder: Path) -> list[Path]:

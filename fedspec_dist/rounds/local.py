@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from fedspec_dist import seeding
+from fedspec_dist.cohort import Clients
 from fedspec_dist.config import Config
 from fedspec_dist.distributed.collectives import Collectives
 from fedspec_dist.distributed.runtime import Runtime
-from fedspec_dist.rounds.experiment import Federation, Stage
-from fedspec_dist.rounds.sampling import client_work
+from fedspec_dist.rounds.experiment import Federation
+from fedspec_dist.rounds.sampling import Workload, client_work
 from fedspec_dist.rounds.server import LocalRows, RoundFacts
+from fedspec_dist.rounds.stage import FISHER_DIAGONAL, Stage
 
 log = logging.getLogger(__name__)
 
@@ -34,22 +36,28 @@ class LocalResult:
     """Rows of this rank's clients, in the order in which they were trained. Nothing here has left the device."""
 
     updates: Tensor  # [num_local, columns.padded]
+    uploads: dict[str, Tensor] = field(default_factory=dict)  # of the same shape each
     scalars: list[Tensor] = field(default_factory=list)  # each [3], see the executor
     sketches: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # eigenvalues [r], rows [r, P]
+    states: dict[int, Tensor] = field(default_factory=dict)  # client -> [S, P], what it would keep
     complete: bool = True  # False when a request to stop came in between
 
     def rows(self, kept: Sequence[int], with_sketches: bool) -> LocalRows:
         """The rows of the clients at the local places `kept`."""
-        updates = self.updates if len(kept) == len(self.updates) else self.updates[list(kept)]
+        everybody = len(kept) == len(self.updates)
+        updates, uploads = (
+            self.updates if everybody else self.updates[list(kept)],
+            {name: rows if everybody else rows[list(kept)] for name, rows in self.uploads.items()},
+        )
         if not with_sketches:
-            return LocalRows(updates)
+            return LocalRows(updates, uploads)
         padded = updates.shape[1]
         parts = [self.sketches[place][1] for place in kept]
         sketches = updates.new_zeros(sum(len(part) for part in parts), padded)
         if parts:
             stacked = torch.cat(parts)
             sketches[:, : stacked.shape[1]] = stacked
-        return LocalRows(updates, sketches)
+        return LocalRows(updates, uploads, sketches)
 
 
 def train_clients(
@@ -59,33 +67,45 @@ def train_clients(
     stage: Stage,
     theta: Tensor,
     round_index: int,
-    clients: Sequence[int],
+    work: Sequence[tuple[int, Workload]],  # clients, and how much each will do
+    states: Mapping[int, Tensor],  # client -> [S, P], of those that have been here before
 ) -> LocalResult:
     """Train these clients from `theta`, one after the other; between two clients a request to stop is heeded."""
-    local = stage.phase.local
-    result = LocalResult(theta.new_zeros(len(clients), stage.columns.padded))
-    for place, client in enumerate(clients):
+
+    def rows() -> Tensor:
+        return theta.new_zeros(len(work), stage.columns.padded)
+
+    result = LocalResult(rows(), {name: rows() for name in stage.uploads})
+    stage.executor.receive(stage.server.broadcast)
+    for place, (client, load) in enumerate(work):
         if runtime.stop:
             result.complete = False
             break
         samples = federation.clients[client]
-        work = client_work(
+        batches = client_work(
             config.seed,
             round_index,
             client,
             samples,
-            local.epochs,
-            local.batch_size,
+            federation.class_counts[client],
+            load,
             stage.augmentation,
             runtime.device,
         )
         try:
             if stage.sketcher is not None:
-                positions = torch.from_numpy(samples).to(runtime.device)
                 seed = seeding.torch_seed(config.seed, "sketch", round_index)  # the same for all clients, as published
-                result.sketches.append(stage.sketcher.sketch(theta, positions, seed))
-            row = result.updates[place, : len(theta)]
-            result.scalars.append(stage.executor.train(work, theta, stage.lr(round_index), row))
+                result.sketches.append(stage.sketcher.sketch(theta, batches.samples, seed))
+            update = result.updates[place, : len(theta)]
+            sent = {name: table[place, : len(theta)] for name, table in result.uploads.items()}
+            own = states.get(client)
+            result.scalars.append(
+                stage.executor.train(batches, theta, stage.lr(round_index), update, own=own, uploads=sent)
+            )
+            if stage.states.names:
+                result.states[client] = stage.executor.kept()
+            if stage.fisher is not None:
+                sent[FISHER_DIAGONAL].copy_(stage.fisher.diagonal(theta + update, batches.samples))
         except Exception:
             log.error("client %d failed in round %d on rank %d", client, round_index + 1, runtime.rank)
             raise
@@ -98,7 +118,7 @@ class CohortReport:
 
     cohort: Sequence[int]
     plan: Sequence[Sequence[int]]
-    num_samples: Sequence[int]
+    clients: Clients  # of the whole cohort
     scalars: Tensor  # [K, _NUM_SCALARS] float64, on the CPU
     eigenvalues: Sequence[Tensor]  # [r_k] each
     stopped: bool
@@ -124,7 +144,7 @@ class CohortReport:
         """The kept clients, renumbered."""
         place = {position: number for number, position in enumerate(kept)}
         return RoundFacts(
-            num_samples=[self.num_samples[position] for position in kept],
+            clients=self.clients.select(kept),
             owners=[[place[p] for p in positions if p in place] for positions in self.plan],
             eigenvalues=[self.eigenvalues[position] for position in kept],
         )
@@ -144,7 +164,7 @@ class CohortReport:
 def share_results(
     result: LocalResult,
     cohort: Sequence[int],
-    num_samples: Sequence[int],
+    clients: Clients,
     plan: Sequence[Sequence[int]],
     max_rank: int,
     collectives: Collectives,
@@ -164,4 +184,4 @@ def share_results(
         rows[list(positions)] = tables[rank, 1 : len(positions) + 1]
     ranks = rows[:, _SKETCH_RANK].int().tolist()
     spectra = [row[_NUM_SCALARS : _NUM_SCALARS + rank] for row, rank in zip(rows, ranks, strict=True)]
-    return CohortReport(cohort, plan, num_samples, rows[:, :_NUM_SCALARS], spectra, bool(tables[:, 0, 0].any()))
+    return CohortReport(cohort, plan, clients, rows[:, :_NUM_SCALARS], spectra, bool(tables[:, 0, 0].any()))

@@ -9,10 +9,11 @@ from fedspec_dist.distributed.assignment import assign
 from fedspec_dist.distributed.runtime import Runtime
 from fedspec_dist.rounds.checkpoint import SavedState, save
 from fedspec_dist.rounds.evaluation import evaluate
-from fedspec_dist.rounds.experiment import Federation, Stage, cost
+from fedspec_dist.rounds.experiment import Federation
 from fedspec_dist.rounds.local import share_results, train_clients
 from fedspec_dist.rounds.phases import Phases
-from fedspec_dist.rounds.sampling import sample_cohort
+from fedspec_dist.rounds.sampling import reporting, sample_cohort
+from fedspec_dist.rounds.stage import Stage
 from fedspec_dist.rounds.timing import Clock, share_totals
 from fedspec_dist.tracking.metrics import Tracker
 from fedspec_dist.tracking.run_folder import RunFolder
@@ -47,32 +48,40 @@ def train(job: Job, completed: int) -> int:
         # Which methods, which clients, who trains them: every rank works it out alike, without a word exchanged.
         stage = job.phases.enter(index)
         theta = stage.theta.clone()
-        cohort = sample_cohort(config.seed, index, federation.population, config.cohort_size())
-        num_samples = federation.num_samples(cohort)
-        plan = assign([cost(stage.phase, count) for count in num_samples], runtime.num_ranks)
+        sampled = sample_cohort(config, index, federation.population)
+        cohort = reporting(config, index, sampled)
+        loads = stage.loads(index, cohort)
+        plan = assign(stage.costs(loads), runtime.num_ranks)
         mine = plan[runtime.rank]
 
+        # All ranks wait, if clients keep anything: it comes from their home ranks.
+        states = stage.states.fetch(cohort, plan)
+        clock.lap("exchange")
+
         # Local training. No rank waits; a rank without clients goes straight on.
-        local = train_clients(config, runtime, federation, stage, theta, index, [cohort[p] for p in mine])
+        work = [(cohort[p], loads[p]) for p in mine]
+        local = train_clients(config, runtime, federation, stage, theta, index, work, states)
         clock.lap("train")
 
         # All ranks wait: how each client fared, and whether a request to stop ended somebody's training half-way.
-        report = share_results(local, cohort, num_samples, plan, stage.max_rank, collectives)
+        clients = stage.clients(index, cohort, loads)
+        report = share_results(local, cohort, clients, plan, stage.max_rank, collectives)
         clock.lap("wait")
         if report.stopped:
             stage.theta.copy_(theta)
             break
         kept = report.finite(config.runtime.on_nonfinite, index + 1)
 
-        # All ranks wait: rows of own clients become own columns of all clients.
+        # All ranks wait: what clients keep goes home; rows of own clients become own columns of all clients.
         diagnostics: dict[str, float] = {}
         if kept:
+            stage.states.store(cohort, plan, kept, local.states)
             facts = report.facts(kept)
             rows = local.rows([place for place, p in enumerate(mine) if p in kept], stage.sketcher is not None)
-            matrices = stage.server.exchange(rows, facts)
+            matrices = stage.server.exchange(rows, facts, theta)
             clock.lap("exchange")
             # All ranks wait: sums over column blocks, then the slices of the new model.
-            theta, diagnostics = stage.server.step(theta, matrices)
+            theta, diagnostics = stage.server.step(theta, matrices, index)
         stage.theta.copy_(theta)
         clock.lap("aggregate")
         completed += 1
@@ -97,6 +106,7 @@ def train(job: Job, completed: int) -> int:
             "round": completed,
             "phase": job.phases.number(index),
             "cohort": cohort,
+            **({"clients_dropped": len(sampled) - len(cohort)} if config.dropout else {}),
             **report.metrics(kept),
         }
         job.tracker.log({**record, **scores, "lr": stage.lr(index), **totals.metrics, **diagnostics})
@@ -111,9 +121,12 @@ def train(job: Job, completed: int) -> int:
 
 
 def checkpoint(job: Job, stage: Stage, completed: int) -> None:
-    """Every rank gives its slices of the server's state; rank 0 writes while the others go on."""
-    server = stage.server.full_state()
+    """Every rank gives its slices of the server's state and its clients'; rank 0 writes while the others go on."""
+    server, clients = stage.server.full_state(), stage.states.chunks()
     if job.runtime.is_main:
         model = job.phases.module.state_dict()
-        state = SavedState(completed, job.config.fingerprint(), model, server)
+        state = SavedState(completed, job.config.fingerprint(), model, server, clients)
         save(job.folder.checkpoints, state, job.config.checkpoint.keep)
+    else:
+        for _ in clients:  # what is sent here, rank 0 receives in `save`
+            pass

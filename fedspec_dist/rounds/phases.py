@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedspec_dist.config import Config, Phase
 from fedspec_dist.distributed.runtime import Runtime
+from fedspec_dist.models.network import Network
 from fedspec_dist.parameters import ParameterLayout
-from fedspec_dist.rounds.experiment import Federation, Stage
+from fedspec_dist.rounds.experiment import Federation
+from fedspec_dist.rounds.stage import Stage
 
 
 def phase_of_round(phases: Sequence[Phase], round_index: int) -> int:
@@ -19,7 +21,7 @@ def phase_of_round(phases: Sequence[Phase], round_index: int) -> int:
     return next(number for number, end in enumerate(ends) if round_index < end)
 
 
-def check_patterns(config: Config, module: nn.Module) -> list[ParameterLayout]:
+def check_patterns(config: Config, module: Network) -> list[ParameterLayout]:
     """The layout of each phase.
 
     Raises:
@@ -30,6 +32,7 @@ def check_patterns(config: Config, module: nn.Module) -> list[ParameterLayout]:
         prefix = f"phases.{number}." if config.phases else ""
         layout = ParameterLayout(module, phase.trainable, f"{prefix}trainable")
         layout.select(phase.filter.layers, f"{prefix}filter.layers")
+        layout.select(phase.server.filter.layers, f"{prefix}server.filter.layers")
         layouts.append(layout)
     return layouts
 
@@ -37,7 +40,7 @@ def check_patterns(config: Config, module: nn.Module) -> list[ParameterLayout]:
 class Phases:
     """Makes the stage of each phase when its first round comes; the model passes from one to the next."""
 
-    def __init__(self, config: Config, module: nn.Module, federation: Federation, runtime: Runtime) -> None:
+    def __init__(self, config: Config, module: Network, federation: Federation, runtime: Runtime) -> None:
         check_patterns(config, module)
         self.module = module
         self._config = config
@@ -58,7 +61,14 @@ class Phases:
             self._current = number
         return self._stage
 
-    def resume(self, completed: int, server_state: Mapping[str, Tensor]) -> None:
-        """Go on after `completed` rounds; a server's state outlives its round but not its phase."""
+    def resume(
+        self, completed: int, server_state: Mapping[str, Tensor], client_states: Iterable[Mapping[int, Tensor]]
+    ) -> None:
+        """Go on after `completed` rounds; what server and clients remember outlives a round but not its phase.
+
+        `client_states` is looked at on rank 0 only.
+        """
         if 0 < completed < self._config.rounds and self.number(completed) == self.number(completed - 1):
-            self.enter(completed).server.load_state(dict(server_state))
+            stage = self.enter(completed)
+            stage.server.load_state(server_state)
+            stage.states.restore(client_states)

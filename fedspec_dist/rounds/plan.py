@@ -10,20 +10,13 @@ from rich.table import Table
 from torch import nn
 
 from fedspec_dist.config import Config, Phase
-from fedspec_dist.data.batches import num_steps
 from fedspec_dist.distributed.assignment import assign, imbalance
 from fedspec_dist.distributed.environment import Environment
 from fedspec_dist.parameters import ParameterLayout
-from fedspec_dist.rounds.experiment import (
-    Federation,
-    build_model,
-    cost,
-    cut_columns,
-    load_federation,
-    max_rank,
-)
+from fedspec_dist.rounds.experiment import Federation, build_model, load_federation
 from fedspec_dist.rounds.phases import check_patterns, phase_of_round
-from fedspec_dist.rounds.sampling import sample_cohort
+from fedspec_dist.rounds.sampling import reporting, sample_cohort, workload
+from fedspec_dist.rounds.stage import cut_columns, make_algorithm, max_rank
 
 _SHOWN_ROUNDS = 5
 _FLOAT_BYTES = 4
@@ -57,15 +50,18 @@ def _rounds_table(config: Config, federation: Federation, layouts: Sequence[Para
     for index in range(min(_SHOWN_ROUNDS, config.rounds)):
         number = phase_of_round(schedule, index)
         phase, layout = schedule[number], layouts[number]
-        cohort = sample_cohort(config.seed, index, federation.population, config.cohort_size())
+        cohort = reporting(config, index, sample_cohort(config, index, federation.population))
         samples = federation.num_samples(cohort)
-        costs = [cost(phase, count) for count in samples]
+        loads = [workload(config.seed, phase.local, index, *pair) for pair in zip(cohort, samples, strict=True)]
+        passes = make_algorithm(phase).passes
+        costs = [load.samples_seen * passes for load in loads]
         plan = assign(costs, num_ranks)
         for rank, positions in enumerate(plan):
-            steps = sum(num_steps(samples[p], phase.local.batch_size, phase.local.epochs) for p in positions)
+            steps = sum(loads[p].num_steps for p in positions)
             clients = ", ".join(str(cohort[p]) for p in positions) or "none"
             largest = max((samples[p] for p in positions), default=0)
-            work = Work(len(positions), largest, federation.dataset.num_classes)
+            states = len(federation.clients[rank::num_ranks])
+            work = Work(len(cohort), len(positions), largest, federation.dataset.num_classes, states)
             sent, held = traffic_and_memory(config, phase, len(layout), num_ranks, rank, work)
             place, balance = (str(index + 1), f"{imbalance(costs, plan):.2f}") if rank == 0 else ("", "")
             table.add_row(place, str(rank), clients, str(steps), _megabytes(sent), _megabytes(held), balance)
@@ -88,9 +84,11 @@ def _phases_table(config: Config, module: nn.Module, layouts: Sequence[Parameter
 class Work:
     """What a rank has to do in a round, as far as its memory depends on it."""
 
-    num_clients: int
+    cohort: int  # clients
+    num_clients: int  # of them, that this rank trains
     largest_client: int  # samples
     num_classes: int
+    states: int  # clients whose home it is
 
 
 def traffic_and_memory(
@@ -98,11 +96,14 @@ def traffic_and_memory(
 ) -> tuple[int, int]:
     """Bytes that a rank sends to others in a round, and bytes of vectors and matrices that it holds at most.
 
-    Sent: its clients' rows except its own columns, then its slice of the model to the others; the small tables and
-    matrices besides are left out. Held: the executor's vectors, the rows, the column blocks and, for sketches, the
-    kept Jacobians. Activations are not counted, nor is the data set, which the ranks of a host share on CPUs.
+    Sent: its clients' rows except its own columns, then its slice of the model, and of what goes with it, to the
+    others; what clients keep, to its home and back, as if no client were at home; the small tables and matrices
+    besides are left out. Held: the executor's vectors, the rows, the column blocks, what clients keep once all have
+    taken part and, for sketches, the kept Jacobians. Activations are not counted, nor is the data set, which the ranks
+    of a host share on CPUs.
     """
-    per_client = 1 + max_rank(phase)
+    algorithm = make_algorithm(phase)
+    per_client = 1 + max_rank(phase) + len(algorithm.uploads) + ("fisher_diagonal" in aggregator_needs(phase))
     columns = cut_columns(config, phase, num_parameters, num_ranks)
     own = columns.count(rank) * columns.width
     rows = work.num_clients * per_client
@@ -110,9 +111,12 @@ def traffic_and_memory(
     longest = max(columns.count(other) for other in range(num_ranks)) * columns.width
     single = longest == columns.padded
     slices = 0 if single and not own else longest * (num_ranks - 1)
-    sent = rows * (columns.padded - own) + slices
-    vectors = (5 + bool(phase.local.momentum)) * num_parameters
-    held = vectors + rows * columns.padded + config.cohort_size() * per_client * own
+    kept_vectors = len(algorithm.own) * num_parameters if num_ranks > 1 else 0
+    sent = rows * (columns.padded - own) + slices * (1 + len(algorithm.broadcast)) + work.num_clients * kept_vectors
+    named = len(algorithm.own) + len(algorithm.uploads) + 2 * len(algorithm.broadcast)
+    vectors = (6 + bool(phase.local.momentum) + named) * num_parameters
+    held = vectors + rows * columns.padded + work.cohort * per_client * own
+    held += (work.states + work.num_clients) * len(algorithm.own) * num_parameters
     jacobians = work.largest_client * work.num_classes * num_parameters if max_rank(phase) else 0
     kept = min(jacobians * _FLOAT_BYTES, config.runtime.sketch_memory_mb * 2**20)
     return sent * _FLOAT_BYTES, held * _FLOAT_BYTES + kept

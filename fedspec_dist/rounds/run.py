@@ -55,7 +55,7 @@ def execute(config: Config, runtime: Runtime, fresh: bool, console: Console) -> 
     saved = load_newest(folder.checkpoints, config.fingerprint()) if runtime.is_main else None
     completed, server_state = _restore(module, saved, runtime)
     phases = Phases(config, module.to(runtime.device), federation, runtime)
-    phases.resume(completed, server_state)
+    phases.resume(completed, server_state, saved.clients if saved else ())
     _describe(config, runtime, federation, phases.module, folder, completed)
 
     tracker = _trackers(config, folder, completed, console) if runtime.is_main else NullTracker()
@@ -89,30 +89,31 @@ def _restore(module: nn.Module, saved: SavedState | None, runtime: Runtime) -> t
     """
     collectives = runtime.collectives
     header = torch.tensor([saved.round if saved else 0, len(saved.server) if saved else 0])
-    completed, num_vectors = collectives.broadcast(header, "broadcast of the round").tolist()
+    completed, num_tensors = collectives.broadcast(header, "broadcast of the round").tolist()
     if saved is not None:
         module.load_state_dict(dict(saved.model))
         log.info("resuming after round %d", completed)
     with torch.no_grad():
         for name, tensor in module.state_dict().items():
             tensor.copy_(collectives.broadcast(tensor.to(runtime.device), f"broadcast of {name}"))
-    server = _broadcast_vectors(saved.server if saved else {}, num_vectors, collectives, runtime.device)
+    server = _broadcast_tensors(saved.server if saved else {}, num_tensors, collectives, runtime.device)
     return int(completed), server
 
 
-def _broadcast_vectors(vectors: Any, count: int, collectives: Collectives, device: torch.device) -> dict[str, Tensor]:
-    """Named float32 vectors of rank 0, whose names and lengths the others do not know yet."""
+def _broadcast_tensors(tensors: Any, count: int, collectives: Collectives, device: torch.device) -> dict[str, Tensor]:
+    """Named tensors of rank 0, of which the others do not know name, shape or dtype yet."""
     if not count:
         return {}
-    text = json.dumps({name: len(vector) for name, vector in sorted(vectors.items())}).encode()
+    text = json.dumps({name: [str(t.dtype), *t.shape] for name, t in sorted(tensors.items())}).encode()
     size = collectives.broadcast(torch.tensor([len(text)]), "broadcast of the server state")
     data = torch.zeros(int(size), dtype=torch.uint8)
     if collectives.rank == 0:
         data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    lengths = json.loads(bytes(collectives.broadcast(data, "broadcast of the server state").tolist()))
+    forms = json.loads(bytes(collectives.broadcast(data, "broadcast of the server state").tolist()))
     result = {}
-    for name, length in lengths.items():
-        mine = vectors[name].to(device) if collectives.rank == 0 else torch.zeros(length, device=device)
+    for name, (dtype, *shape) in forms.items():
+        empty = torch.zeros(shape, dtype=getattr(torch, dtype.removeprefix("torch.")), device=device)
+        mine = tensors[name].to(device) if collectives.rank == 0 else empty
         result[name] = collectives.broadcast(mine, "broadcast of the server state")
     return result
 

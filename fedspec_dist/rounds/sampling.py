@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,12 +11,31 @@ from torch import Tensor
 
 from fedspec_dist import seeding
 from fedspec_dist.clients.sequential import ClientWork
+from fedspec_dist.config import Config, Local, Range
 from fedspec_dist.data.augment import Augmentation
 from fedspec_dist.data.batches import batch_bounds, epoch_orders
 
 
-def sample_cohort(seed: int, round_index: int, population: Sequence[int], size: int) -> list[int]:
-    """`size` different clients of the population, uniformly, in ascending order.
+def sample_cohort(config: Config, round_index: int, population: Sequence[int]) -> list[int]:
+    """The clients that are asked to take part in a round, in ascending order; at least one."""
+    if config.sampling == "bernoulli":
+        return _bernoulli(config.seed, round_index, population, config.participation())
+    return _fixed(config.seed, round_index, population, config.cohort_size())
+
+
+def reporting(config: Config, round_index: int, sampled: Sequence[int]) -> list[int]:
+    """Those that will report: each fails to with probability `dropout`, and then it is as if it had not been asked."""
+    if not config.dropout:
+        return list(sampled)
+
+    def drops_out(client: int) -> bool:
+        return seeding.generator(config.seed, "dropout", round_index, client).random() < config.dropout
+
+    return [client for client in sampled if not drops_out(client)]
+
+
+def _fixed(seed: int, round_index: int, population: Sequence[int], size: int) -> list[int]:
+    """`size` different clients, uniformly.
 
     Raises:
         ValueError: more clients than the population has.
@@ -29,25 +49,72 @@ def sample_cohort(seed: int, round_index: int, population: Sequence[int], size: 
     return sorted(int(population[position]) for position in chosen)
 
 
+def _bernoulli(seed: int, round_index: int, population: Sequence[int], share: float) -> list[int]:
+    """Each client by itself with probability `share`; drawn again while nobody is in."""
+    draws = seeding.generator(seed, "cohort", round_index)
+    while True:
+        chosen = [client for client, u in zip(population, draws.random(len(population)), strict=True) if u <= share]
+        if chosen:
+            return chosen
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A client's local work in a round: the batches of `epochs` epochs, up to `num_steps` of them."""
+
+    epochs: int
+    num_steps: int
+    bounds: Sequence[tuple[int, int]]
+
+    @property
+    def samples_seen(self) -> int:
+        return self.bounds[-1][1] if self.bounds else 0
+
+
+def workload(seed: int, local: Local, round_index: int, client: int, num_samples: int) -> Workload:
+    """From `local.steps` if given, else from `local.epochs`; a range is drawn from uniformly."""
+    key = (seed, "work", round_index, client)
+    per_epoch = -(-num_samples // local.batch_size)
+    if local.steps is not None:
+        num_steps = _draw(local.steps, *key)
+        epochs = -(-num_steps // per_epoch)
+    else:
+        epochs = _draw(local.epochs, *key)
+        num_steps = epochs * per_epoch
+    bounds = batch_bounds(num_samples, local.batch_size, epochs)[:num_steps]
+    return Workload(epochs, num_steps, bounds)
+
+
+def _draw(amount: int | Range, seed: int, purpose: str, *key: int) -> int:
+    if isinstance(amount, int):
+        return amount
+    return int(seeding.generator(seed, purpose, *key).integers(amount.min, amount.max + 1))
+
+
 def client_work(
     seed: int,
     round_index: int,
     client: int,
     samples: np.ndarray,  # [n] positions in the training set
-    epochs: int,
-    batch_size: int,
+    class_counts: np.ndarray,  # [C]
+    load: Workload,
     augmentation: Augmentation,
     device: torch.device,
 ) -> ClientWork:
-    """The batches and augmentation draws of a client in a round."""
-    order = samples[epoch_orders(seeding.generator(seed, "batches", round_index, client), len(samples), epochs)]
+    """The batches, augmentation draws and seeds of a client in a round."""
+    places = epoch_orders(seeding.generator(seed, "batches", round_index, client), len(samples), load.epochs)
+    order = samples[places[: load.samples_seen]]
     draws = None
     if not augmentation.does_nothing:
         draws = augmentation.draw(seeding.generator(seed, "augment", round_index, client), len(order))
     return ClientWork(
+        samples=_send(torch.from_numpy(samples), device),
         order=_send(torch.from_numpy(order), device),
-        bounds=batch_bounds(len(samples), batch_size, epochs),
+        bounds=load.bounds,
         draws=None if draws is None else _send(draws, device),
+        class_counts=_send(torch.from_numpy(class_counts), device),
+        round_number=round_index + 1,
+        filter_seed=seeding.torch_seed(seed, "filter", round_index, client),
     )
 
 

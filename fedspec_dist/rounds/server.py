@@ -1,25 +1,41 @@
-"""The server's part of a round, spread over the ranks: exchange, aggregate, step, gather the model."""
+"""The server's part of a round, spread over the ranks: exchange, weigh, aggregate, step, gather the model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from fedspec_dist import seeding
+from fedspec_dist.clients.algorithms.base import LocalAlgorithm
+from fedspec_dist.clients.sequential import Filter
+from fedspec_dist.cohort import Clients, Cohort, Proxy, Sketches
 from fedspec_dist.distributed.collectives import Collectives, SingleProcess
 from fedspec_dist.distributed.columns import Columns
 from fedspec_dist.distributed.update_matrix import UpdateMatrix, assemble, exchange
-from fedspec_dist.server.cohort import Aggregator, Cohort, Sketches
-from fedspec_dist.server.optimizers import Sgd
+from fedspec_dist.parameters import ParameterLayout
+from fedspec_dist.server.protocols import Aggregator, ServerOptimizer, Weighting
+
+
+@dataclass(frozen=True)
+class ServerMethods:
+    """What happens to a round's matrix, in this order."""
+
+    weighting: Weighting
+    aggregator: Aggregator
+    algorithm: LocalAlgorithm  # its server half
+    filter: Filter | None  # of the aggregated update
+    optimizer: ServerOptimizer
 
 
 @dataclass(frozen=True)
 class LocalRows:
-    """What this rank brings: updates of its clients and, for aggregators that ask, their sketches."""
+    """What this rank brings: updates of its clients and what else they were asked for."""
 
     updates: Tensor  # [num_local_clients, columns.padded]
+    uploads: Mapping[str, Tensor] = field(default_factory=dict)  # of the same shape each
     sketches: Tensor | None = None  # [sum of local ranks, columns.padded], client after client
 
 
@@ -27,7 +43,7 @@ class LocalRows:
 class RoundFacts:
     """What every rank knows of a round's surviving clients, in ascending order of client id."""
 
-    num_samples: Sequence[int]
+    clients: Clients
     owners: Sequence[Sequence[int]]  # rank -> positions of its clients, in the order in which it holds their rows
     eigenvalues: Sequence[Tensor] = field(default_factory=list)  # per client, [r_m] float64; with sketches only
 
@@ -37,59 +53,111 @@ class FederatedServer:
 
     `sharded`: every rank works on its own column blocks. `gather`: rank 0 gets all of them and works alone, the others
     wait for the model. The blocks are the same, so both give the same bits.
+
+    The server's memory is of three kinds: slices of vectors of the local method and of the optimizer, each on the rank
+    that owns the columns, and the weighting's small tensors, which all ranks that work hold alike.
     """
 
     def __init__(
         self,
-        aggregator: Aggregator,
-        weighting: Callable[[Tensor], Tensor],
-        optimizer: Sgd,
+        methods: ServerMethods,
+        layout: ParameterLayout,
         columns: Columns,
         collectives: Collectives,
         device: torch.device,
+        num_samples: Sequence[int],  # of all clients
+        *,
+        seed: int = 0,
+        proxy: Proxy | None = None,
     ) -> None:
-        self.aggregator = aggregator
-        self._weighting = weighting
-        self._optimizer = optimizer
+        self._methods = methods
+        self._layout = layout
         self.columns = columns
         self._collectives = collectives
+        self._seed = seed
+        self._proxy = proxy
         # A single owner of all blocks needs nobody's help; see Columns.gathered.
         self._alone = collectives.num_ranks > 1 and columns.count(0) == columns.num_blocks
         self._matrix_collectives: Collectives = SingleProcess() if self._alone else collectives
         self._matrix_columns = (
             Columns(columns.num_columns, columns.width, columns.owners[:1]) if self._alone else columns
         )
-        self.state = optimizer.initial_state(columns.count(collectives.rank) * columns.width)
-        self._device = device
+        size = columns.count(collectives.rank) * columns.width
+        algorithm = methods.algorithm
+        self._vectors = {name: torch.zeros(size, device=device) for name in algorithm.server}
+        self._optimizer_state = {k: v.to(device) for k, v in methods.optimizer.initial_state(size).items()}
+        self._weighting_state = methods.weighting.initial_state(torch.tensor(num_samples, dtype=torch.int64))
+        # What goes to the clients with the model, whole, on every rank.
+        self.broadcast = {name: torch.zeros(len(layout), device=device) for name in algorithm.broadcast}
 
-    def exchange(self, rows: LocalRows, facts: RoundFacts) -> Cohort | None:
-        """The round as aggregators see it; None on ranks that only wait (`gather`)."""
-        blocks = exchange(rows.updates, facts.owners, self.columns, self._collectives)
+    def exchange(self, rows: LocalRows, facts: RoundFacts, theta: Tensor) -> Cohort | None:
+        """The round as the methods see it; None on ranks that only wait (`gather`)."""
+        blocks = {
+            name: exchange(part, facts.owners, self.columns, self._collectives)
+            for name, part in {"": rows.updates, **rows.uploads}.items()
+        }
         sketch_blocks = None
         if rows.sketches is not None:
             sketch_blocks = exchange(rows.sketches, _sketch_owners(facts), self.columns, self._collectives)
         if self._alone and self._collectives.rank:
             return None
-        weights = self._weighting(torch.tensor(facts.num_samples, dtype=torch.float64)).to(self._device)
-        return Cohort(self._matrix(blocks), weights, self._sketches(sketch_blocks, facts))
+        updates = self._matrix(blocks.pop(""))
+        return Cohort(
+            updates,
+            facts.clients.shares,
+            facts.clients,
+            theta,
+            ColumnSlicing(self._matrix_columns, self._matrix_collectives),
+            self._layout.segments,
+            self._sketches(sketch_blocks, facts),
+            {name: self._matrix(part) for name, part in blocks.items()},
+            self._proxy,
+        )
 
-    def step(self, theta: Tensor, cohort: Cohort | None) -> tuple[Tensor, dict[str, float]]:
-        """The next model `[P]` on every rank, and the aggregator's diagnostics (empty on ranks that wait)."""
+    def step(self, theta: Tensor, cohort: Cohort | None, round_index: int) -> tuple[Tensor, dict[str, float]]:
+        """The next model `[P]` on every rank, and the methods' diagnostics (empty on ranks that wait)."""
         part, diagnostics = theta.new_zeros(0), {}
         if cohort is not None:
-            direction = self.aggregator.direction(cohort)
-            diagnostics = dict(direction.diagnostics)
-            part = self.columns.slice(theta, self._collectives.rank)
-            part = self._optimizer.step(part, direction.slice, self.state)
+            part, diagnostics = self._step(cohort, round_index)
+        for name, whole in self.broadcast.items():
+            whole.copy_(assemble(self._vectors[name], self.columns, self._collectives))
         return assemble(part, self.columns, self._collectives), diagnostics
 
-    def full_state(self) -> dict[str, Tensor]:
-        """The server's state as whole vectors, for a checkpoint; every rank calls it."""
-        return {name: assemble(part, self.columns, self._collectives) for name, part in sorted(self.state.items())}
+    def _step(self, cohort: Cohort, round_index: int) -> tuple[Tensor, dict[str, float]]:
+        methods = self._methods
+        weights = methods.weighting.weigh(cohort, self._weighting_state)
+        cohort = replace(cohort, weights=weights.values)
+        direction = methods.aggregator.direction(cohort)
+        step = direction.slice
+        if methods.filter is not None:
+            whole = cohort.slicing.whole(step)
+            methods.filter.prepare(round_index + 1, seeding.torch_seed(self._seed, "server filter", round_index))
+            methods.filter(whole)
+            step = cohort.slicing.slice(whole)
+        step = methods.algorithm.server_step(cohort, step, self._vectors)
+        part = cohort.slicing.slice(cohort.theta)
+        if weights.shrink != 1:
+            step = weights.shrink * step + (weights.shrink - 1) * part.double()
+        part = methods.optimizer.step(part, step, self._optimizer_state)
+        return part, {**weights.diagnostics, **direction.diagnostics}
 
-    def load_state(self, full: dict[str, Tensor]) -> None:
-        for name, part in self.state.items():
+    def full_state(self) -> dict[str, Tensor]:
+        """The server's memory as whole vectors, for a checkpoint; every rank calls it."""
+        sliced = {name: assemble(part, self.columns, self._collectives) for name, part in self._sliced().items()}
+        return sliced | {f"weights.{name}": value for name, value in self._weighting_state.items()}
+
+    def load_state(self, full: Mapping[str, Tensor]) -> None:
+        """Go on from what `full_state` gave, at any number of ranks."""
+        for name, part in self._sliced().items():
             part.copy_(self.columns.slice(full[name].to(part), self._collectives.rank))
+        for name, value in self._weighting_state.items():
+            value.copy_(full[f"weights.{name}"])
+        for name, whole in self.broadcast.items():
+            whole.copy_(full[f"algorithm.{name}"])
+
+    def _sliced(self) -> dict[str, Tensor]:
+        families = {"algorithm": self._vectors, "optimizer": self._optimizer_state}
+        return {f"{family}.{name}": part for family, parts in families.items() for name, part in sorted(parts.items())}
 
     def _matrix(self, blocks: Tensor) -> UpdateMatrix:
         return UpdateMatrix(blocks, self._matrix_columns, self._matrix_collectives)
@@ -98,11 +166,23 @@ class FederatedServer:
         if blocks is None:
             return None
         owners = [torch.full((len(values),), client) for client, values in enumerate(facts.eigenvalues)]
-        return Sketches(
-            self._matrix(blocks),
-            torch.cat(list(facts.eigenvalues)).to(self._device),
-            torch.cat(owners).to(self._device),
-        )
+        return Sketches(self._matrix(blocks), torch.cat(list(facts.eigenvalues)), torch.cat(owners))
+
+
+@dataclass(frozen=True)
+class ColumnSlicing:
+    """The slices of the ranks that work on a round's matrix."""
+
+    columns: Columns
+    collectives: Collectives
+
+    def slice(self, vector: Tensor) -> Tensor:
+        """This rank's slice, padded with zeros to whole blocks, of `vector [P]`."""
+        return self.columns.slice(vector, self.collectives.rank)
+
+    def whole(self, vector_slice: Tensor) -> Tensor:
+        """The vector `[P]`, on every rank, of which each gives its slice."""
+        return assemble(vector_slice, self.columns, self.collectives)
 
 
 def _sketch_owners(facts: RoundFacts) -> list[list[int]]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedspec_dist.server.cohort import Cohort, Direction, Sketches
+from fedspec_dist.cohort import Cohort, Direction, Sketches
+from fedspec_dist.server.checks import require
 
 CONVENTIONS = ("released", "exact")
 MERGES = ("gram", "tsqr")
@@ -37,7 +39,7 @@ class Fipa:
         ValueError: a parameter is out of range, or the setting would never move the model.
     """
 
-    needs_sketches: ClassVar[bool] = True
+    needs: ClassVar[frozenset[str]] = frozenset({"sketches"})
 
     def __init__(
         self,
@@ -49,18 +51,20 @@ class Fipa:
         convention: str = "released",
         merge: str = "gram",
     ) -> None:
-        _check("rank", rank, rank >= 1, "at least 1")
-        _check("oversampling", oversampling, oversampling >= 0, "at least 0")
-        _check("power_iterations", power_iterations, power_iterations >= 0, "at least 0")
-        _check("damping", damping, 0 <= damping < float("inf"), "at least 0")
-        _check("step", step, 0 < step < float("inf"), "above 0")
-        _check("convention", convention, convention in CONVENTIONS, f"one of {', '.join(CONVENTIONS)}")
-        _check("merge", merge, merge in MERGES, f"one of {', '.join(MERGES)}")
-        _check(
-            "damping",
-            damping,
+        require(rank >= 1, "server.aggregator.rank", "at least 1", rank)
+        require(oversampling >= 0, "server.aggregator.oversampling", "at least 0", oversampling)
+        require(power_iterations >= 0, "server.aggregator.power_iterations", "at least 0", power_iterations)
+        require(0 <= damping < inf, "server.aggregator.damping", "at least 0", damping)
+        require(0 < step < inf, "server.aggregator.step", "above 0", step)
+        require(
+            convention in CONVENTIONS, "server.aggregator.convention", f"one of {', '.join(CONVENTIONS)}", convention
+        )
+        require(merge in MERGES, "server.aggregator.merge", f"one of {', '.join(MERGES)}", merge)
+        require(
             damping > 0 or convention == "exact",
+            "server.aggregator.damping",
             "above 0 with convention: released, which multiplies the step by it (use convention: exact for none)",
+            damping,
         )
         self.rank, self.oversampling, self.power_iterations = rank, oversampling, power_iterations
         self.damping, self.step, self.convention, self.merge = damping, step, convention, merge
@@ -70,23 +74,21 @@ class Fipa:
         assert sketches is not None, "fipa needs sketches; the round did not make any"
         if sketches.rows.num_rows == 0:
             return Direction(cohort.updates.zeros(), _diagnostics(cohort, sketches, 1.0))
-        # The R x R arithmetic is on the CPU, the same bits wherever the columns are; GPUs are slow in float64.
-        inner, gram = sketches.rows.inner(cohort.updates).cpu(), sketches.rows.gram().cpu()
-        owners, client_weights = sketches.owners.cpu(), cohort.weights.cpu()
+        inner, gram, owners = sketches.rows.inner(cohort.updates), sketches.rows.gram(), sketches.owners
         projections = inner.gather(1, owners.unsqueeze(1)).squeeze(1)
-        mean_update = (inner * client_weights).sum(1)
+        mean_update = (inner * cohort.weights).sum(1)
         outside = null_fraction(gram, mean_update, _squared_norm(cohort))
-        weights = client_weights[owners]
+        weights = cohort.weights[owners]
         return Direction(self._merge(sketches, gram, weights, projections), _diagnostics(cohort, sketches, outside))
 
     def _merge(self, sketches: Sketches, gram: Tensor, weights: Tensor, projections: Tensor) -> Tensor:
-        known = (sketches.eigenvalues.cpu(), weights, projections)
+        known = (sketches.eigenvalues, weights, projections)
         if self.merge == "gram":
             return sketches.rows.combine(
                 merge_coefficients(gram, *known, damping=self.damping, step=self.step, convention=self.convention)
             )
         z = qr_merge_coefficients(
-            sketches.rows.qr_r().cpu(), *known, damping=self.damping, step=self.step, convention=self.convention
+            sketches.rows.qr_r(), *known, damping=self.damping, step=self.step, convention=self.convention
         )
         return sketches.rows.combine_q(z)
 
@@ -208,8 +210,3 @@ def _diagnostics(cohort: Cohort, sketches: Sketches, outside: float) -> dict[str
         "fipa/null_fraction": outside,
         "fipa/eigenvalue_max": largest,
     }
-
-
-def _check(name: str, given: object, allowed: bool, what: str) -> None:
-    if not allowed:
-        raise ValueError(f"server.aggregator.{name}: must be {what}, got {given!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fedspec_dist.server.cohort import Cohort, Direction
+from fedspec_dist.cohort import Cohort, Direction
 
 
 class FedAvg:
@@ -13,7 +13,7 @@ class FedAvg:
     McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", 2017, algorithm 1.
     """
 
-    needs_sketches: ClassVar[bool] = False
+    needs: ClassVar[frozenset[str]] = frozenset()
 
     def direction(self, cohort: Cohort) -> Direction:
         return Direction(cohort.updates.combine(cohort.weights))

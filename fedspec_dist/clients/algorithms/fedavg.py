@@ -6,11 +6,8 @@ from Decentralized Data", 2017, algorithm 1.
 
 from __future__ import annotations
 
-from fedspec_dist.clients.vectors import LocalVectors
+from fedspec_dist.clients.algorithms.base import LocalAlgorithm
 
 
-class FedAvg:
+class FedAvg(LocalAlgorithm):
     """No correction: the step follows the data gradient."""
-
-    def correct(self, vectors: LocalVectors) -> None:
-        pass

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedspec_dist.server.cohort import Cohort, Direction
+from fedspec_dist.cohort import Cohort, Direction
 
 MODES = ("pairwise", "snapshot")
 _ZERO_SQUARED_NORM = 1e-24
@@ -28,14 +28,14 @@ class FedGH:
         ValueError: `mode` is not one of `MODES`.
     """
 
-    needs_sketches: ClassVar[bool] = False
+    needs: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, mode: str = "pairwise") -> None:
         self.mode = _known_mode(mode)
 
     def direction(self, cohort: Cohort) -> Direction:
         gram = cohort.updates.gram()
-        harmonized = harmonize(gram, self.mode).to(cohort.weights.device)
+        harmonized = harmonize(gram, self.mode)
         coefficients = (cohort.weights.unsqueeze(1) * harmonized).sum(0)
         return Direction(cohort.updates.combine(coefficients), {"fedgh/conflict_ratio": conflict_ratio(gram)})
 

@@ -1,0 +1,163 @@
+"""A phase at work: the methods that its config names, bound to the model and to this rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedspec_dist import methods
+from fedspec_dist.clients.algorithms.base import LocalAlgorithm
+from fedspec_dist.clients.sequential import Filter, LocalMethods, SequentialExecutor
+from fedspec_dist.clients.sgd import LocalSgd
+from fedspec_dist.clients.sketching import DiagonalFisher, Sketcher
+from fedspec_dist.cohort import Clients
+from fedspec_dist.config import Config, Phase
+from fedspec_dist.data.augment import Augmentation
+from fedspec_dist.distributed.columns import Columns
+from fedspec_dist.distributed.runtime import Runtime
+from fedspec_dist.models.network import Network
+from fedspec_dist.parameters import ParameterLayout
+from fedspec_dist.rounds.client_states import ClientStates
+from fedspec_dist.rounds.experiment import Federation
+from fedspec_dist.rounds.sampling import Workload, workload
+from fedspec_dist.rounds.server import FederatedServer, ServerMethods
+from fedspec_dist.tasks.classification import Classification
+
+FISHER_DIAGONAL = "fisher_diagonal"
+
+
+class Stage:
+    """Executor, server and client states of one phase. A new phase starts with empty memories."""
+
+    def __init__(
+        self, config: Config, phase: Phase, module: Network, federation: Federation, runtime: Runtime
+    ) -> None:
+        self.phase = phase
+        self._config = config
+        self._federation = federation
+        self.task = Classification()
+        self.layout = ParameterLayout(module, phase.trainable)
+        self.augmentation = Augmentation.from_entries([entry.model_dump() for entry in config.data.augment])
+        self._algorithm = make_algorithm(phase)
+        images = federation.dataset.train_images
+        self.executor = SequentialExecutor(
+            module,
+            self.layout,
+            self.task.loss,
+            self._local_methods(),
+            images,
+            federation.dataset.train_labels,
+            self.augmentation.gather,
+        )
+        aggregator = _make(methods.AGGREGATORS, phase.server.aggregator)
+        budget = config.runtime.sketch_memory_mb * 2**20
+        self.sketcher: Sketcher | None = None
+        if "sketches" in aggregator.needs:
+            self.sketcher = Sketcher(module, self.layout, self.task, images, aggregator, budget)
+        self.fisher: DiagonalFisher | None = None
+        if FISHER_DIAGONAL in aggregator.needs:
+            self.fisher = DiagonalFisher(module, self.layout, self.task, images)
+        self.uploads = (*self._algorithm.uploads, *([FISHER_DIAGONAL] if self.fisher else []))
+        self.max_rank = max_rank(phase)
+        self.columns = cut_columns(config, phase, len(self.layout), runtime.num_ranks)
+        self.server = FederatedServer(
+            ServerMethods(
+                _make(methods.WEIGHTS, phase.server.weights),
+                aggregator,
+                self._algorithm,
+                make_filter(phase.server.filter, self.layout) if phase.server.filter.type != "none" else None,
+                _make(methods.SERVER_OPTIMIZERS, phase.server.optimizer),
+            ),
+            self.layout,
+            self.columns,
+            runtime.collectives,
+            runtime.device,
+            [len(samples) for samples in federation.clients],
+            seed=config.seed,
+        )
+        self.states = ClientStates(
+            self._algorithm.own, len(self.layout), len(federation.clients), runtime.collectives
+        )
+
+    @property
+    def theta(self) -> Tensor:
+        """The vector that the module's trainable parameters are views of, `[P]`."""
+        return self.executor.vectors.parameters
+
+    def lr(self, round_index: int) -> float:
+        """`lr * lr_decay^t`, t counting rounds over all phases."""
+        return float(self.phase.local.lr * self.phase.local.lr_decay**round_index)
+
+    def loads(self, round_index: int, cohort: Sequence[int]) -> list[Workload]:
+        """What each client of the cohort will do."""
+        counts = self._federation.num_samples(cohort)
+        key = (self._config.seed, self.phase.local, round_index)
+        return [workload(*key, client, count) for client, count in zip(cohort, counts, strict=True)]
+
+    def costs(self, loads: Sequence[Workload]) -> list[float]:
+        """What assignment balances: the samples that each client will see, as often as they pass the model."""
+        return [load.samples_seen * self._algorithm.passes for load in loads]
+
+    def clients(self, round_index: int, cohort: Sequence[int], loads: Sequence[Workload]) -> Clients:
+        """What every rank knows of the cohort, whoever trains it."""
+        lr, momentum = self.lr(round_index), self.phase.local.momentum
+        steps = [load.num_steps for load in loads]
+        return Clients(
+            ids=torch.tensor(cohort, dtype=torch.int64),
+            num_samples=torch.tensor(self._federation.num_samples(cohort), dtype=torch.int64),
+            class_counts=torch.from_numpy(self._federation.class_counts[np.array(cohort, dtype=np.int64)]),
+            num_steps=torch.tensor(steps, dtype=torch.int64),
+            effective_steps=torch.tensor(
+                [self._algorithm.effective_steps(count, lr, momentum) for count in steps], dtype=torch.float64
+            ),
+            lr=lr,
+            population=len(self._federation.population),
+            proximal=self._algorithm.proximal,
+        )
+
+    def _local_methods(self) -> LocalMethods:
+        local = self.phase.local
+        return LocalMethods(
+            filter=make_filter(self.phase.filter, self.layout),
+            algorithm=self._algorithm,
+            sgd=LocalSgd(local.momentum, local.weight_decay, local.clip_norm),
+        )
+
+
+def make_algorithm(phase: Phase) -> LocalAlgorithm:
+    made: LocalAlgorithm = _make(methods.LOCAL_ALGORITHMS, phase.local.algorithm)
+    return made
+
+
+def aggregator_needs(phase: Phase) -> frozenset[str]:
+    """What the phase's aggregator asks of clients besides updates."""
+    needs: frozenset[str] = methods.AGGREGATORS[phase.server.aggregator.type].load().needs
+    return needs
+
+
+def make_filter(choice: Any, layout: ParameterLayout) -> Filter:
+    """The filter on the layers that match `layers` and have at least `min_size` entries."""
+    segments = [segment for segment in layout.select(choice.layers) if segment.size >= choice.min_size]
+    made: Filter = methods.FILTERS[choice.type].build(
+        segments, **choice.parameters(without=methods.FILTER_COMMON)
+    )
+    return made
+
+
+def max_rank(phase: Phase) -> int:
+    """The most eigenvectors that a client brings to a round of this phase."""
+    return getattr(phase.server.aggregator, "rank", 0)
+
+
+def cut_columns(config: Config, phase: Phase, num_parameters: int, num_ranks: int) -> Columns:
+    """The column blocks of a phase's matrices, and who owns them."""
+    cut = Columns.gathered if config.runtime.aggregation == "gather" else Columns.shared
+    return cut(num_parameters, num_ranks, max_rank(phase) * config.cohort_size())
+
+
+def _make(table: Mapping[str, methods.Method], choice: Any) -> Any:
+    return table[choice.type].build(**choice.parameters())

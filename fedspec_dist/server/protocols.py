@@ -1,0 +1,63 @@
+"""What the rounds ask of the server's methods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+from torch import Tensor
+
+from fedspec_dist.cohort import Cohort, Direction
+
+
+class Aggregator(Protocol):
+    """`Cohort -> Direction`.
+
+    `needs` names what it asks of the clients besides updates: `sketches` (leading eigenpairs of the Fisher matrix at the
+    model they were sent) or `fisher_diagonal` (the diagonal at their trained model, in `cohort.uploads`).
+    """
+
+    needs: ClassVar[frozenset[str]]
+
+    def direction(self, cohort: Cohort) -> Direction: ...
+
+
+@dataclass(frozen=True)
+class Weights:
+    """How much each client counts, `values [K]` float64 on the CPU, summing to 1.
+
+    `shrink` multiplies the new model as a whole: `shrink * (theta + direction)`; 1 for all but methods that learn it.
+    """
+
+    values: Tensor
+    shrink: float = 1.0
+    diagnostics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Weighting(Protocol):
+    """`Cohort -> Weights`. What it remembers is in `state`: small tensors, the same bits on every rank.
+
+    The `weights` of the cohort that it is given are the clients' shares of the samples.
+    """
+
+    needs_proxy: ClassVar[bool]
+
+    def initial_state(self, num_samples: Tensor) -> dict[str, Tensor]:
+        """From the samples of all N clients, `[N]` int64."""
+
+    def weigh(self, cohort: Cohort, state: dict[str, Tensor]) -> Weights:
+        """May change the tensors of `state` in place."""
+
+
+class ServerOptimizer(Protocol):
+    """From the aggregated direction to the next parameters, slice by slice."""
+
+    def initial_state(self, num_columns: int) -> dict[str, Tensor]:
+        """The state for a slice of `num_columns` parameters, float64."""
+
+    def step(self, theta: Tensor, direction: Tensor, state: dict[str, Tensor]) -> Tensor:
+        """New parameters `[n]` in the dtype of `theta [n]`, computed with `direction [n]` in float64 and rounded once.
+
+        An optimizer with memory changes the tensors of `state` in place.
+        """

@@ -1,0 +1,35 @@
+"""Weights from the numbers of samples alone."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedspec_dist.cohort import Cohort
+from fedspec_dist.server.protocols import Weights
+
+
+class Stateless:
+    """A weighting without memory and without samples of the server's own."""
+
+    needs_proxy: ClassVar[bool] = False
+
+    def initial_state(self, num_samples: Tensor) -> dict[str, Tensor]:
+        """None."""
+        return {}
+
+
+class Uniform(Stateless):
+    """`1 / K` for every client, however many samples it has."""
+
+    def weigh(self, cohort: Cohort, state: dict[str, Tensor]) -> Weights:
+        return Weights(torch.full_like(cohort.weights, 1 / len(cohort.weights)))
+
+
+class Samples(Stateless):
+    """`n_k / sum_j n_j`: McMahan et al., "Communication-Efficient Learning of Deep Networks ...", 2017, algorithm 1."""
+
+    def weigh(self, cohort: Cohort, state: dict[str, Tensor]) -> Weights:
+        return Weights(cohort.clients.shares)
