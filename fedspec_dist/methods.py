@@ -113,4 +113,5 @@ SERVER_OPTIMIZERS = {
 
 # Parameters that every method of a family has; they outlive a change of `type` in an override.
 PARTITION_COMMON: dict[str, tuple[Any, Any]] = {"clients": (Count, 20)}
+MODEL_COMMON: dict[str, tuple[Any, Any]] = {"projection": (Count | None, None)}
 FILTER_COMMON: dict[str, tuple[Any, Any]] = {"layers": (Patterns, ["*"])}

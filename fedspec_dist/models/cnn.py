@@ -6,9 +6,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .layers import InputShape, normalisation, require_size
+from .network import Network, record
 
 
-class Cnn(nn.Module):
+class Cnn(Network):
     """Three 3x3 convolutions, a pool after each of the first two, the mean over space.
 
     The convolutions have `width`, `2 width` and `4 width` channels. For images of 8x8 to 32x32 pixels, and
@@ -28,8 +29,8 @@ class Cnn(nn.Module):
         self.norm3 = normalisation(norm, 4 * width)
         self.fc = nn.Linear(4 * width, num_classes)
 
-    def forward(self, images: Tensor) -> Tensor:  # [B, C, H, W] -> [B, num_classes]
-        x = functional.max_pool2d(functional.relu(self.norm1(self.conv1(images))), 2)
-        x = functional.max_pool2d(functional.relu(self.norm2(self.conv2(x))), 2)
-        x = functional.relu(self.norm3(self.conv3(x)))
-        return self.fc(x.mean((2, 3)))
+    def backbone(self, images: Tensor, levels: list[Tensor] | None) -> Tensor:  # [B, C, H, W] -> [B, 4 width]
+        x = record(levels, self.norm1(self.conv1(images)))
+        x = record(levels, self.norm2(self.conv2(functional.max_pool2d(functional.relu(x), 2))))
+        x = record(levels, self.norm3(self.conv3(functional.max_pool2d(functional.relu(x), 2))))
+        return functional.relu(x).mean((2, 3))

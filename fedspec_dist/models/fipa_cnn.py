@@ -8,16 +8,18 @@ CNN-8k, CNN-23k and CNN-207k, with the layers of the released program. At 3x32x3
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional
 
 from .layers import InputShape, require_size
+from .network import Network, record
 
 _NUM_POOLS = 2
 
 
-class FipaCnn(nn.Module):
+class FipaCnn(Network):
     """3x3 convolutions, a 2x2 max pool after each of the first two, two fully connected layers; no biases.
 
     Args:
@@ -25,6 +27,8 @@ class FipaCnn(nn.Module):
         channels: output channels of each convolution, at least two.
         hidden: width between the fully connected layers.
     """
+
+    classifier: ClassVar[str] = "fc2"
 
     def __init__(
         self, name: str, input_shape: InputShape, num_classes: int, channels: Sequence[int], hidden: int
@@ -40,13 +44,13 @@ class FipaCnn(nn.Module):
         self.fc1 = nn.Linear(channels[-1] * num_pixels, hidden, bias=False)
         self.fc2 = nn.Linear(hidden, num_classes, bias=False)
 
-    def forward(self, images: Tensor) -> Tensor:  # [B, C, H, W] -> [B, num_classes]
+    def backbone(self, images: Tensor, levels: list[Tensor] | None) -> Tensor:  # [B, C, H, W] -> [B, hidden]
         x = images
         for i, conv in enumerate(self.convs):
-            x = functional.relu(conv(x))
+            x = functional.relu(record(levels, conv(x)))
             if i < _NUM_POOLS:
                 x = functional.max_pool2d(x, 2)
-        return self.fc2(functional.relu(self.fc1(x.flatten(1))))
+        return functional.relu(record(levels, self.fc1(x.flatten(1))))
 
 
 def cnn8k(input_shape: InputShape, num_classes: int) -> FipaCnn:

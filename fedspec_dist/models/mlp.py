@@ -9,9 +9,10 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from .layers import InputShape
+from .network import Network, record
 
 
-class Mlp(nn.Module):
+class Mlp(Network):
     """Fully connected layers with ReLU between them, on the flattened image; without `hidden`, linear.
 
     The default widths are the "2NN" of B. McMahan et al., "Communication-Efficient Learning of Deep Networks
@@ -29,5 +30,8 @@ class Mlp(nn.Module):
         self.features = nn.Sequential(*layers)
         self.fc = nn.Linear(widths[-1], num_classes)
 
-    def forward(self, images: Tensor) -> Tensor:  # [B, C, H, W] -> [B, num_classes]
-        return self.fc(self.features(images.flatten(1)))
+    def backbone(self, images: Tensor, levels: list[Tensor] | None) -> Tensor:  # [B, C, H, W] -> [B, last width]
+        x = images.flatten(1)
+        for layer in self.features:
+            x = layer(record(levels, x) if isinstance(layer, nn.ReLU) else x)
+        return x

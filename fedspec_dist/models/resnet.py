@@ -6,12 +6,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .layers import InputShape, normalisation
+from .network import Network, record
 
 _WIDTHS = (16, 32, 64)
 _BLOCKS_PER_STAGE = 3
 
 
-class ResNet20(nn.Module):
+class ResNet20(Network):
     """A 3x3 stem, three stages of three basic blocks with 16, 32 and 64 channels, the mean over space.
 
     K. He et al., "Deep Residual Learning for Image Recognition", CVPR 2016, section 4.2, with the shortcut of
@@ -32,13 +33,17 @@ class ResNet20(nn.Module):
         self.blocks = nn.Sequential(*blocks)
         self.fc = nn.Linear(inputs, num_classes)
 
-    def forward(self, images: Tensor) -> Tensor:  # [B, C, H, W] -> [B, num_classes]
-        x = functional.relu(self.norm(self.conv(images)))
-        return self.fc(self.blocks(x).mean((2, 3)))
+    def backbone(self, images: Tensor, levels: list[Tensor] | None) -> Tensor:  # [B, C, H, W] -> [B, 64]
+        x = record(levels, self.norm(self.conv(images)))
+        for i, block in enumerate(self.blocks, start=1):
+            x = block(functional.relu(x))
+            if i % _BLOCKS_PER_STAGE == 0:
+                record(levels, x)
+        return functional.relu(x).mean((2, 3))
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions with norms, added to the input or to its projection."""
+    """Two 3x3 convolutions with norms, added to the input or to its projection; the ReLU after it is the caller's."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: str) -> None:
         super().__init__()
@@ -53,7 +58,7 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         residual = self.norm2(self.conv2(functional.relu(self.norm1(self.conv1(x)))))
-        return functional.relu(residual + self.shortcut(x))
+        return residual + self.shortcut(x)
 
 
 def _convolution(inputs: int, outputs: int, size: int, stride: int, norm: str) -> nn.Conv2d:
