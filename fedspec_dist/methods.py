@@ -60,10 +60,19 @@ DATASETS = {
 PARTITIONS = {
     "iid": method(".data.partitions:iid"),
     "shards": method(".data.partitions:shards", shards_per_client=(Count, 2)),
+    "pathological": method(".data.partitions:pathological", classes_per_client=(Count, 2)),
+    "quantity_skew": method(".data.partitions:quantity_skew", sigma=(NotNegative, 1.0), min_size=(CountOrZero, 1)),
     "dirichlet": method(
         ".data.partitions:dirichlet", alpha=(Positive, 0.1), min_size=(CountOrZero, 10), max_tries=(Count, 1000)
     ),
+    "dirichlet_uncapped": method(
+        ".data.partitions:dirichlet_uncapped",
+        alpha=(Positive, 0.1),
+        min_size=(CountOrZero, 0),
+        max_tries=(Count, 1000),
+    ),
     "dirichlet_balanced": method(".data.partitions:dirichlet_balanced", alpha=(Positive, 0.1)),
+    "natural": method(".data.partitions:natural"),
 }
 
 _Norm = Literal["group", "none"]

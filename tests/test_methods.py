@@ -22,7 +22,7 @@ TABLES = {
 # Arguments that the program fills in.
 GIVEN = {
     "datasets": {"root", "download", "seed"},
-    "partitions": {"labels", "num_clients", "rng"},
+    "partitions": {"samples", "num_clients", "rng"},
     "models": {"input_shape", "num_classes"},
     "filters": {"segments"},
     "weights": {"num_samples"},

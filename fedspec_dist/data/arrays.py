@@ -13,7 +13,7 @@ class Arrays:
 
     Images are `[n, H, W, C]`, either uint8 (0..255, divided by 255 on preparation) or float32 in the units of
     `mean` and `std`. Labels are int64 `[n]` in `0..num_classes - 1`. `mean` and `std` have one value a
-    channel.
+    channel. `train_clients`, of data collected by clients, is a number for each training sample's, int64 `[n]`.
     """
 
     train_images: np.ndarray
@@ -23,6 +23,7 @@ class Arrays:
     num_classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    train_clients: np.ndarray | None = None
 
     def check(self, name: str) -> None:
         """Raises ValueError, naming the first offending index, unless the arrays are sound."""
@@ -37,6 +38,8 @@ class Arrays:
                 f"data.dataset: {name}: train images are {self.train_images.shape[1:]} "
                 f"but test images are {self.test_images.shape[1:]} (height, width, channels); they must agree"
             )
+        if self.train_clients is not None:
+            _check_clients(f"data.dataset: {name}: train", self.train_clients, len(self.train_labels))
         assert len(self.mean) == len(self.std) == self.train_images.shape[3]
         assert all(value > 0 for value in self.std)
 
@@ -80,6 +83,13 @@ def _check_labels(where: str, labels: np.ndarray, num_classes: int) -> None:
             f"{where} label at index {index} is {labels[index]}; allowed is 0..{num_classes - 1} "
             f"({len(outside)} labels are outside)"
         )
+
+
+def _check_clients(where: str, clients: np.ndarray, num_samples: int) -> None:
+    assert clients.ndim == 1, (where, clients.shape)
+    assert clients.dtype == np.int64, (where, clients.dtype)
+    if len(clients) != num_samples:
+        raise ValueError(f"{where} has {num_samples} images but {len(clients)} client ids; they must be as many")
 
 
 def _check_finite(where: str, images: np.ndarray) -> None:

@@ -2,7 +2,7 @@
 
 J. Yang et al., "MedMNIST v2 - A large-scale lightweight benchmark for 2D and 3D biomedical image
 classification", Scientific Data 10:41, 2023: train_images, train_labels, test_images, test_labels (and val_*,
-which are not used).
+which are not used). Of our own is train_clients, an id for each training sample, which partition natural reads.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from . import files
 from .arrays import Arrays, channel_statistics
 
 _KEYS = ("train_images", "train_labels", "test_images", "test_labels")
+_CLIENTS = "train_clients"
 _MAX_CHANNELS = 4
 
 
 class Npz:
     """Images `[n, H, W]` or `[n, H, W, C]`, uint8 or floating point; labels `[n]` or `[n, 1]`, integers.
+
+    Client ids, if any, are integers or strings of fixed width, `[n]` or `[n, 1]`; they are numbered in their order.
 
     Floating-point images are taken as they are, uint8 ones divided by 255; both are then normalised with mean
     and deviation of the training images.
@@ -60,16 +63,17 @@ class Npz:
     def fingerprint(self) -> str:
         """Raises DatasetNotFoundError while the file is nowhere."""
         path = self._locate().resolve()
-        return f"npz 1 {self.given_num_classes} {path.parent} {files.stamp([path])}"
+        return f"npz 2 {self.given_num_classes} {path.parent} {files.stamp([path])}"
 
     def load(self) -> Arrays:
         path = self._locate()
-        stored = self._read(path, _KEYS)
+        stored = self._read(path, _KEYS, optional=[_CLIENTS])
         train, test = _images(path, stored, "train"), _images(path, stored, "test")
         train_labels, test_labels = _labels(path, stored, "train"), _labels(path, stored, "test")
         mean, std = channel_statistics(train)
         num_classes = self.given_num_classes or _count_classes(train_labels)
-        return Arrays(train, train_labels, test, test_labels, num_classes, mean, std)
+        clients = _client_ids(path, stored[_CLIENTS]) if _CLIENTS in stored else None
+        return Arrays(train, train_labels, test, test_labels, num_classes, mean, std, clients)
 
     def _locate(self) -> Path:
         for path in self.places:
@@ -77,14 +81,15 @@ class Npz:
                 return path
         raise files.not_found("npz", self.places, self.command)
 
-    def _read(self, path: Path, keys: Sequence[str]) -> dict[str, np.ndarray]:
+    def _read(self, path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> dict[str, np.ndarray]:
         try:
             file = np.load(path, allow_pickle=False)
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise ValueError("it is a single array, not an .npz file")
             with file:
                 missing = [key for key in keys if key not in file]
-                stored = {} if missing else {key: file[key] for key in keys}
+                present = [*keys, *(key for key in optional if key in file)]
+                stored = {} if missing else {key: file[key] for key in present}
         except (OSError, EOFError, ValueError, zlib.error, zipfile.BadZipFile, NotImplementedError) as error:
             raise files.unreadable("npz", path, str(error), self.command) from error
         if missing:
@@ -115,10 +120,24 @@ def _images(path: Path, stored: dict[str, np.ndarray], split: str) -> np.ndarray
     return images.astype(np.float32, copy=False)
 
 
+def _client_ids(path: Path, ids: np.ndarray) -> np.ndarray:
+    """The number of each sample's id among the sorted ids, int64 `[n]`."""
+    flat = _column(ids)
+    if flat.ndim != 1 or ids.dtype.kind not in "iuSU":
+        raise ValueError(
+            f"data.path: {path}: {_CLIENTS} has shape {ids.shape} and type {ids.dtype}; "
+            "allowed: integers or strings, [n] or [n, 1]"
+        )
+    return np.unique(flat, return_inverse=True)[1].astype(np.int64)
+
+
+def _column(values: np.ndarray) -> np.ndarray:
+    """`[n, 1]` as `[n]`, everything else as it is."""
+    return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+
+
 def _labels(path: Path, stored: dict[str, np.ndarray], split: str) -> np.ndarray:
-    labels = stored[f"{split}_labels"]
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        labels = labels[:, 0]
+    labels = _column(stored[f"{split}_labels"])
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(
             f"data.path: {path}: {split}_labels has shape {labels.shape} and type {labels.dtype}; "

@@ -34,6 +34,7 @@ _POLL_S = 0.2
 _SAY_WHAT_FOR_AFTER_S = 10.0
 _CHUNK = 1024
 _PARTS = ("train_images", "train_labels", "test_images", "test_labels")
+_CLIENTS = "train_clients"  # a part of some
 
 
 class Source(Protocol):
@@ -65,6 +66,7 @@ class Dataset:
     test_images: Tensor
     test_labels: Tensor
     num_classes: int
+    train_clients: Tensor | None = None  # int64 [n]: a number for each sample's client, where the data have clients
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -73,7 +75,7 @@ class Dataset:
         return channels, height, width
 
     def to(self, device: torch.device | str) -> Dataset:
-        """The same on a device; no copy where it already is."""
+        """The same on a device; no copy where it already is. `train_clients`, for partitions only, stay."""
         return replace(
             self,
             train_images=_channels_last(_base(self.train_images).to(device)),
@@ -119,15 +121,17 @@ def normalised(images: np.ndarray, mean: tuple[float, ...], std: tuple[float, ..
 def _in_memory(name: str, source: Source) -> Dataset:
     arrays = source.load()
     arrays.check(name)
-    return _as_dataset(
-        {
-            "train_images": normalised(arrays.train_images, arrays.mean, arrays.std),
-            "train_labels": arrays.train_labels,
-            "test_images": normalised(arrays.test_images, arrays.mean, arrays.std),
-            "test_labels": arrays.test_labels,
-        },
-        arrays.num_classes,
-    )
+    images = {
+        f"{split}_images": normalised(getattr(arrays, f"{split}_images"), arrays.mean, arrays.std)
+        for split in ("train", "test")
+    }
+    return _as_dataset(images | _labels_and_clients(arrays), arrays.num_classes)
+
+
+def _labels_and_clients(arrays: Arrays) -> dict[str, np.ndarray]:
+    """Part -> what is kept as it is; the clients only where the data set has them."""
+    parts = {"train_labels": arrays.train_labels, "test_labels": arrays.test_labels}
+    return parts if arrays.train_clients is None else parts | {_CLIENTS: arrays.train_clients}
 
 
 def _as_dataset(parts: dict[str, np.ndarray], num_classes: int) -> Dataset:
@@ -141,6 +145,7 @@ def _as_dataset(parts: dict[str, np.ndarray], num_classes: int) -> Dataset:
         test_images=_channels_last(tensors["test_images"]),
         test_labels=tensors["test_labels"],
         num_classes=num_classes,
+        train_clients=tensors.get(_CLIENTS),
     )
 
 
@@ -177,7 +182,7 @@ def _is_whole(folder: Path) -> bool:
     """Whether every file has the size that was written; a truncated or missing one makes it damaged."""
     try:
         sizes = json.loads((folder / "meta.json").read_bytes())["sizes"]
-        return all((folder / f"{part}.npy").stat().st_size == sizes[part] for part in _PARTS)
+        return all((folder / f"{part}.npy").stat().st_size == sizes[part] for part in {*_PARTS, *sizes})
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -185,7 +190,7 @@ def _is_whole(folder: Path) -> bool:
 def _open(folder: Path) -> Dataset:
     meta = json.loads((folder / "meta.json").read_bytes())
     # Mode "c": shared with every process that maps the file, and private should anyone write.
-    parts = {part: np.load(folder / f"{part}.npy", mmap_mode="c") for part in _PARTS}
+    parts = {part: np.load(folder / f"{part}.npy", mmap_mode="c") for part in meta["sizes"]}
     return _as_dataset(parts, meta["num_classes"])
 
 
@@ -225,10 +230,10 @@ def _write(folder: Path, arrays: Arrays) -> None:
     shutil.rmtree(folder, ignore_errors=True)  # of an earlier process with this id
     folder.mkdir(parents=True)
     for split in ("train", "test"):
-        images, labels = getattr(arrays, f"{split}_images"), getattr(arrays, f"{split}_labels")
-        _write_images(folder / f"{split}_images.npy", images, arrays.mean, arrays.std)
-        np.save(folder / f"{split}_labels.npy", labels)
-    sizes = {part: (folder / f"{part}.npy").stat().st_size for part in _PARTS}
+        _write_images(folder / f"{split}_images.npy", getattr(arrays, f"{split}_images"), arrays.mean, arrays.std)
+    for part, values in _labels_and_clients(arrays).items():
+        np.save(folder / f"{part}.npy", values)
+    sizes = {path.stem: path.stat().st_size for path in folder.glob("*.npy")}
     (folder / "meta.json").write_text(json.dumps({"num_classes": arrays.num_classes, "sizes": sizes}))
 
 

@@ -29,7 +29,7 @@ PROCESSES = multiprocessing.get_context("spawn")
 PARTS = ("train_images", "train_labels", "test_images", "test_labels")
 
 
-def write_npz(root: Path, num: int = 30) -> Npz:
+def write_npz(root: Path, num: int = 30, **more: np.ndarray) -> Npz:
     rng = np.random.default_rng(0)
     root.mkdir(exist_ok=True)
     np.savez(
@@ -38,6 +38,7 @@ def write_npz(root: Path, num: int = 30) -> Npz:
         train_labels=np.arange(num) % 4,
         test_images=rng.integers(256, size=(8, 6, 5, 3), dtype=np.uint8),
         test_labels=np.arange(8) % 4,
+        **more,
     )
     return Npz(root, False, 0, path=root / "x.npz")
 
@@ -123,6 +124,39 @@ def test_writing_to_the_tensors_does_not_change_the_files(tmp_path: Path) -> Non
     assert torch.equal(load(source, tmp_path).train_images, before)
 
 
+# --- clients
+
+
+def test_client_ids_survive_preparation(tmp_path: Path) -> None:
+    source = write_npz(tmp_path, train_clients=np.repeat([70, 5, 12], 10))
+    expected = [2] * 10 + [0] * 10 + [1] * 10
+    for dataset in (load(source, tmp_path), load(source, tmp_path, prepares=False), in_memory(source, tmp_path)):
+        assert dataset.train_clients.dtype == torch.int64
+        assert dataset.train_clients.tolist() == expected
+        assert dataset.to("meta").train_clients.tolist() == expected
+
+
+def test_without_client_ids_there_are_none(tmp_path: Path) -> None:
+    source = write_npz(tmp_path)
+    assert load(source, tmp_path).train_clients is None
+    assert in_memory(source, tmp_path).train_clients is None
+
+
+def test_a_folder_without_its_client_ids_is_damaged(tmp_path: Path) -> None:
+    source = write_npz(tmp_path, train_clients=np.arange(30))
+    load(source, tmp_path)
+    (path,) = (tmp_path / "prepared").glob("*/train_clients.npy")
+    path.write_bytes(path.read_bytes()[:-8])
+    assert load(source, tmp_path).train_clients.tolist() == list(range(30))
+
+
+def test_as_many_client_ids_as_samples(tmp_path: Path) -> None:
+    source = write_npz(tmp_path, train_clients=np.arange(29))
+    with pytest.raises(ValueError, match=r"data.dataset: npz: train has 30 images but 29 client ids; they must be as"):
+        load(source, tmp_path)
+    assert not (tmp_path / "prepared").exists()
+
+
 # --- made once
 
 
@@ -201,11 +235,15 @@ def empty_meta(folder: Path) -> None:
     (folder / "meta.json").write_text("")
 
 
+def meta_without_parts(folder: Path) -> None:
+    (folder / "meta.json").write_text(json.dumps({"num_classes": 4, "sizes": {}}))
+
+
 def foreign_meta(folder: Path) -> None:
     (folder / "meta.json").write_text("[1]")
 
 
-@pytest.mark.parametrize("damage", [truncate, remove, empty_meta, foreign_meta])
+@pytest.mark.parametrize("damage", [truncate, remove, empty_meta, meta_without_parts, foreign_meta])
 def test_a_damaged_folder_is_made_again(tmp_path: Path, damage) -> None:
     source = write_npz(tmp_path)
     first = load(source, tmp_path)

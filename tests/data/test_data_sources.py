@@ -125,6 +125,7 @@ def nan_at(index: int) -> np.ndarray:
         ({"train_labels": np.array([0, 1, 5, 2, 9])}, r"mine: train label at index 2 is 5; allowed is 0\.\.4"),
         ({"test_labels": np.array([0, -1])}, r"mine: test label at index 1 is -1; allowed is 0\.\.4"),
         ({"train_labels": np.arange(4)}, "train has 5 images but 4 labels"),
+        ({"train_clients": np.arange(6)}, "train has 5 images but 6 client ids"),
         ({"test_images": random_images(0, 4, 4, 1), "test_labels": np.arange(0)}, "test is empty"),
         ({"train_images": nan_at(3)}, "train image at index 3 has a value that is not finite"),
         ({"test_images": random_images(2, 5, 4, 1)}, r"train images are \(4, 4, 1\) but test .* \(5, 4, 1\)"),
@@ -384,6 +385,29 @@ def test_npz_colour_floats_and_flat_labels(tmp_path: Path) -> None:
     assert len(arrays.mean) == 3
 
 
+@pytest.mark.parametrize(
+    "ids",
+    [
+        np.array([9, 9, -4, 9, 2**60, -4, 2**60, 9, 9]),
+        np.array([9, 9, 4, 9, 200, 4, 200, 9, 9], np.uint8)[:, None] + np.uint8(1),
+        np.array(["f2", "f2", "f10", "f2", "g", "f10", "g", "f2", "f2"]),
+        np.array([b"b", b"b", b"", b"b", b"cc", b"", b"cc", b"b", b"b"])[:, None],
+    ],
+)
+def test_npz_numbers_client_ids(tmp_path: Path, ids: np.ndarray) -> None:
+    write_npz(tmp_path / "x.npz", train_clients=ids)
+    arrays = Npz(tmp_path, False, 0, path="x.npz").load()
+    arrays.check("npz")
+    assert arrays.train_clients.dtype == np.int64
+    assert arrays.train_clients.tolist() == [1, 1, 0, 1, 2, 0, 2, 1, 1]
+
+
+def test_npz_client_ids_that_are_objects_are_refused(tmp_path: Path) -> None:
+    write_npz(tmp_path / "x.npz", train_clients=np.array(["a"] * 9, dtype=object))
+    with pytest.raises(ValueError, match=r"cannot read .*x.npz: .*allow_pickle=False"):
+        Npz(tmp_path, False, 0, path="x.npz").load()
+
+
 def test_npz_label_beyond_the_classes(tmp_path: Path) -> None:
     write_npz(tmp_path / "x.npz", test_labels=np.array([0, 2, 3, 1]))
     with pytest.raises(ValueError, match=r"npz: test label at index 2 is 3; allowed is 0\.\.2"):
@@ -399,6 +423,9 @@ def test_npz_label_beyond_the_classes(tmp_path: Path) -> None:
         ({"train_labels": np.zeros(9)}, "train_labels has shape .* and type float64"),
         ({"train_images": random_images(9, 6, 6, 6)}, r"train_images has shape \(9, 6, 6, 6\); allowed"),
         ({"train_images": np.zeros((9, 6, 5), int)}, "train_images has type int64; allowed: uint8 or float"),
+        ({"train_clients": np.zeros(9)}, r"train_clients has shape \(9,\) and type float64; allowed: integers or str"),
+        ({"train_clients": np.zeros((9, 2), int)}, r"train_clients has shape \(9, 2\) and type int64"),
+        ({"train_clients": np.int64(3)}, r"train_clients has shape \(\) and type int64"),
     ],
 )
 def test_npz_of_another_form(tmp_path: Path, changes: dict, message: str) -> None:

@@ -1,9 +1,4 @@
-"""Which client holds which training samples.
-
-Every function is `(labels [N], num_clients, rng, **parameters) -> one sorted int64 index array a client`.
-They are pure: same labels, parameters and generator state, same partition, on every rank. No sample is given
-twice.
-"""
+"""Partitions by draws from a Dirichlet distribution: the smaller alpha, the fewer classes a client sees."""
 
 from __future__ import annotations
 
@@ -11,40 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-Clients = list[np.ndarray]
-
-
-def iid(labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Clients:
-    """A random permutation cut into parts whose sizes differ by at most one.
-
-    Raises:
-        ValueError: more clients than samples.
-    """
-    _require_enough(len(labels), num_clients, "iid")
-    return _checked(np.array_split(rng.permutation(len(labels)), num_clients), len(labels))
-
-
-def shards(labels: np.ndarray, num_clients: int, rng: np.random.Generator, *, shards_per_client: int = 2) -> Clients:
-    """Samples sorted by label, cut into shards, each client dealt a few: a client sees few classes.
-
-    B. McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS
-    2017, section 3 (the "pathological" split; there 200 shards of 300 for 100 clients).
-
-    Raises:
-        ValueError: more shards than samples, or `shards_per_client` below 1.
-    """
-    if shards_per_client < 1:
-        raise ValueError(f"data.partition.shards_per_client: {shards_per_client} given; allowed is at least 1")
-    _require_enough(len(labels), num_clients * shards_per_client, "shards", "shards")
-    order = rng.permutation(len(labels))
-    order = order[np.argsort(labels[order], kind="stable")]
-    pieces = np.array_split(order, num_clients * shards_per_client)
-    dealt = rng.permutation(len(pieces)).reshape(num_clients, shards_per_client)
-    return _checked([np.concatenate([pieces[piece] for piece in hand]) for hand in dealt], len(labels))
+from .samples import Clients, Samples, checked, require_enough, require_min_size
 
 
 def dirichlet(
-    labels: np.ndarray,
+    samples: Samples,
     num_clients: int,
     rng: np.random.Generator,
     *,
@@ -62,28 +28,32 @@ def dirichlet(
     Raises:
         ValueError: `min_size` is out of reach, or not reached in `max_tries` draws.
     """
-    _require_alpha(alpha)
-    _require_min_size(len(labels), num_clients, min_size)
-    by_class = [np.flatnonzero(labels == label) for label in np.unique(labels)]
-    sizes_of_classes = [len(indices) for indices in by_class]
-    smallest = 0
-    # Sizes alone decide whether a draw is taken, so the samples are shuffled once, after it.
-    for _ in range(max_tries):
-        counts = _draw_counts(sizes_of_classes, num_clients, alpha, rng)
-        smallest = max(smallest, int(counts.sum(axis=0).min()))
-        if counts.sum(axis=0).min() >= min_size:
-            return _checked(_deal(by_class, counts, rng), len(labels))
-    raise ValueError(
-        f"data.partition: dirichlet with alpha={alpha} gave none of {max_tries} draws in which each of "
-        f"{num_clients} clients has at least min_size={min_size} of {len(labels)} samples "
-        f"(best: {smallest}). Raise alpha, lower data.partition.clients or data.partition.min_size, or set "
-        "data.partition.type to dirichlet_balanced"
-    )
+    cap = len(samples) / max(num_clients, 1)
+    return _split_classes("dirichlet", samples, num_clients, rng, alpha, min_size, max_tries, cap)
 
 
-def dirichlet_balanced(
-    labels: np.ndarray, num_clients: int, rng: np.random.Generator, *, alpha: float = 0.1
+def dirichlet_uncapped(
+    samples: Samples,
+    num_clients: int,
+    rng: np.random.Generator,
+    *,
+    alpha: float = 0.1,
+    min_size: int = 0,
+    max_tries: int = 1000,
 ) -> Clients:
+    """Each class is split over the clients in proportions `q ~ Dir(alpha)`, whatever they have already.
+
+    As `dirichlet` without the cap, so sizes differ more. Everything is given out. With `min_size` 0 the first draw is
+    taken, and clients may be left without samples; they never take part. The partition of FL-bench, and of flower's
+    `DirichletPartitioner` without `self_balancing`.
+
+    Raises:
+        ValueError: `min_size` is out of reach, or not reached in `max_tries` draws.
+    """
+    return _split_classes("dirichlet_uncapped", samples, num_clients, rng, alpha, min_size, max_tries, cap=np.inf)
+
+
+def dirichlet_balanced(samples: Samples, num_clients: int, rng: np.random.Generator, *, alpha: float = 0.1) -> Clients:
     """Each client draws a class prior `P ~ Dir(alpha)`, then exactly `N // num_clients` of the samples left.
 
     Clients draw in order. A sample left weighs `P[its class]`, so the expected share of a class is
@@ -96,7 +66,8 @@ def dirichlet_balanced(
         ValueError: more clients than samples.
     """
     _require_alpha(alpha)
-    _require_enough(len(labels), num_clients, "dirichlet_balanced")
+    require_enough(len(samples), num_clients, "dirichlet_balanced")
+    labels = samples.labels
     num_classes = int(labels.max()) + 1
     size = len(labels) // num_clients
     unassigned = np.ones(len(labels), dtype=bool)
@@ -106,12 +77,7 @@ def dirichlet_balanced(
         chosen = _draw_weighted(np.flatnonzero(unassigned), prior, labels, size, rng)
         unassigned[chosen] = False
         clients.append(chosen)
-    return _checked(clients, len(labels), complete=False)
-
-
-def class_counts(labels: np.ndarray, clients: Sequence[np.ndarray], num_classes: int) -> np.ndarray:
-    """Samples of each class at each client, int64 `[num_clients, num_classes]`."""
-    return np.stack([np.bincount(labels[indices], minlength=num_classes) for indices in clients])
+    return checked(clients, len(labels), complete=False)
 
 
 def capped_shares(shares: np.ndarray, sizes: np.ndarray, cap: float) -> np.ndarray:
@@ -126,13 +92,41 @@ def cut_points(shares: np.ndarray, num_samples: int) -> np.ndarray:
     return np.floor(np.cumsum(shares) * num_samples).astype(np.int64)[:-1]
 
 
+def _split_classes(
+    kind: str,
+    samples: Samples,
+    num_clients: int,
+    rng: np.random.Generator,
+    alpha: float,
+    min_size: int,
+    max_tries: int,
+    cap: float,
+) -> Clients:
+    _require_alpha(alpha)
+    require_min_size(len(samples), num_clients, min_size)
+    by_class = [np.flatnonzero(samples.labels == label) for label in np.unique(samples.labels)]
+    sizes_of_classes = [len(indices) for indices in by_class]
+    smallest = 0
+    # Sizes alone decide whether a draw is taken, so the samples are shuffled once, after it.
+    for _ in range(max_tries):
+        counts = _draw_counts(sizes_of_classes, num_clients, alpha, cap, rng)
+        smallest = max(smallest, int(counts.sum(axis=0).min()))
+        if counts.sum(axis=0).min() >= min_size:
+            return checked(_deal(by_class, counts, rng), len(samples))
+    raise ValueError(
+        f"data.partition: {kind} with alpha={alpha} gave none of {max_tries} draws in which each of "
+        f"{num_clients} clients has at least min_size={min_size} of {len(samples)} samples "
+        f"(best: {smallest}). Raise alpha, lower data.partition.clients or data.partition.min_size, or set "
+        "data.partition.type to dirichlet_balanced"
+    )
+
+
 def _draw_counts(
-    sizes_of_classes: Sequence[int], num_clients: int, alpha: float, rng: np.random.Generator
+    sizes_of_classes: Sequence[int], num_clients: int, alpha: float, cap: float, rng: np.random.Generator
 ) -> np.ndarray:
     """One draw of the sizes of all pieces, int64 `[num_classes, num_clients]`."""
     counts = np.zeros((len(sizes_of_classes), num_clients), dtype=np.int64)
     sizes = np.zeros(num_clients, dtype=np.int64)
-    cap = sum(sizes_of_classes) / num_clients
     for row, num_samples in zip(counts, sizes_of_classes, strict=True):
         shares = capped_shares(_dirichlet(alpha, num_clients, rng), sizes, cap)
         if not shares.any():
@@ -177,34 +171,6 @@ def _dirichlet(alpha: float, size: int, rng: np.random.Generator) -> np.ndarray:
     corner = np.zeros(size)
     corner[rng.integers(size)] = 1.0
     return corner
-
-
-def _checked(clients: Sequence[np.ndarray], num_samples: int, complete: bool = True) -> Clients:
-    """Sorted, as int64; asserts that no sample is given twice and, when `complete`, that all are given."""
-    together = np.concatenate(list(clients)).astype(np.int64)
-    times_given = np.bincount(together, minlength=num_samples)
-    assert len(times_given) == num_samples, "a sample that does not exist was given"
-    assert times_given.max() <= 1, "a sample was given to two clients"
-    assert not complete or times_given.all(), "a sample was given to no client"
-    return [np.sort(indices).astype(np.int64) for indices in clients]
-
-
-def _require_enough(num_samples: int, num_parts: int, kind: str, parts: str = "clients") -> None:
-    if not 1 <= num_parts <= num_samples:
-        raise ValueError(
-            f"data.partition: {kind} over {num_parts} {parts} given; allowed is 1 to {num_samples}, "
-            "the number of training samples"
-        )
-
-
-def _require_min_size(num_samples: int, num_clients: int, min_size: int) -> None:
-    if num_clients < 1:
-        raise ValueError(f"data.partition.clients: {num_clients} given; allowed is at least 1")
-    if not 0 <= min_size * num_clients <= num_samples:
-        raise ValueError(
-            f"data.partition.min_size: {min_size} given, but {num_samples} training samples over "
-            f"{num_clients} clients allow 0 to {num_samples // num_clients}; lower it or the number of clients"
-        )
 
 
 def _require_alpha(alpha: float) -> None:

@@ -1,0 +1,25 @@
+"""Which client holds which training samples.
+
+Every function is `(samples, num_clients, rng, **parameters) -> one sorted int64 index array a client`. They are pure:
+same samples, parameters and generator state, same partition, on every rank. No sample is given twice.
+"""
+
+from .by_client_id import natural
+from .by_dirichlet import dirichlet, dirichlet_balanced, dirichlet_uncapped
+from .few_classes import pathological, shards
+from .label_blind import iid, quantity_skew
+from .samples import Clients, Samples, class_counts
+
+__all__ = [
+    "Clients",
+    "Samples",
+    "class_counts",
+    "dirichlet",
+    "dirichlet_balanced",
+    "dirichlet_uncapped",
+    "iid",
+    "natural",
+    "pathological",
+    "quantity_skew",
+    "shards",
+]

@@ -1,0 +1,89 @@
+"""From a config to the federation and the model of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedspec_dist.config import Config, load
+from fedspec_dist.rounds.experiment import build_model, load_federation
+
+LABELS = np.array([0, 1, 1, 2, 0, 1, 2, 2, 2, 1, 0, 0])
+IDS = np.array(["f2", "f1", "f1", "f2", "g7", "f1", "g7", "f2", "f1", "h0", "h0", "h0"])
+NATURAL = "{type: natural, clients: 4}"
+
+
+def config_of(root: Path, *overrides: str, partition: str = NATURAL, **more: np.ndarray) -> Config:
+    rng = np.random.default_rng(0)
+    np.savez(
+        root / "x.npz",
+        train_images=rng.integers(256, size=(12, 6, 5), dtype=np.uint8),
+        train_labels=LABELS,
+        test_images=rng.integers(256, size=(3, 6, 5), dtype=np.uint8),
+        test_labels=np.arange(3),
+        **more,
+    )
+    data = f"data={{dataset: npz, path: {root}/x.npz, root: {root}}}"
+    return load(None, [data, f"data.partition={partition}", "clients_per_round=2", *overrides])
+
+
+def test_a_natural_partition_from_the_file_to_the_clients(tmp_path: Path) -> None:
+    federation = load_federation(config_of(tmp_path, train_clients=IDS), prepares=True)
+    assert [samples.tolist() for samples in federation.clients] == [[1, 2, 5, 8], [0, 3, 7], [4, 6], [9, 10, 11]]
+    assert federation.class_counts.dtype == np.int64
+    assert federation.class_counts.tolist() == [[0, 3, 1], [1, 0, 2], [1, 0, 1], [2, 1, 0]]
+
+
+def test_some_of_the_natural_clients(tmp_path: Path) -> None:
+    config = config_of(tmp_path, partition="{type: natural, clients: 2}", train_clients=IDS)
+    federation, again = (load_federation(config, prepares=True) for _ in range(2))
+    held = [sorted(set(IDS[samples])) for samples in federation.clients]
+    assert [len(names) for names in held] == [1, 1]
+    assert held[0] < held[1]
+    assert all(np.array_equal(one, other) for one, other in zip(federation.clients, again.clients, strict=True))
+    assert federation.class_counts.sum() == sum(len(samples) for samples in federation.clients)
+
+
+def test_natural_clients_that_are_not_there(tmp_path: Path) -> None:
+    config = config_of(tmp_path, partition="{type: natural, clients: 5}", train_clients=IDS)
+    with pytest.raises(ValueError, match=r"^data\.partition\.clients: 5 given; allowed is 1 to 4"):
+        load_federation(config, prepares=True)
+    with pytest.raises(ValueError, match=r"^data\.partition\.type: natural needs .* train_clients"):
+        load_federation(config_of(tmp_path), prepares=True)
+
+
+def test_class_counts_have_a_column_for_classes_nobody_has(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "data.num_classes=5", partition="{type: iid, clients: 3}")
+    counts = load_federation(config, prepares=True).class_counts
+    assert counts.shape == (3, 5)
+    assert counts.sum(axis=0).tolist() == [4, 4, 4, 0, 0]
+
+
+def test_the_model_has_the_seeds_parameters(tmp_path: Path) -> None:
+    federation = load_federation(config_of(tmp_path, train_clients=IDS), prepares=True)
+
+    def initial(*overrides: str) -> dict[str, torch.Tensor]:
+        config = config_of(tmp_path, "model={type: mlp, hidden: [8]}", *overrides, train_clients=IDS)
+        return build_model(config, federation.dataset).state_dict()
+
+    torch.manual_seed(5)
+    one = initial("model.projection=4")
+    torch.manual_seed(6)
+    state = torch.random.get_rng_state()
+    same, other, plain = initial("model.projection=4"), initial("model.projection=4", "seed=9"), initial()
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert not any(torch.equal(one[name], other[name]) for name in one)
+    assert one["fc.weight"].shape == (3, 4)
+    assert one["projection.l2.weight"].shape == (4, 8)
+    assert "projection.l1.weight" not in plain
+    assert torch.equal(one["features.0.weight"], plain["features.0.weight"])
+
+
+def test_the_projection_outlives_a_change_of_model(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "model.projection=4", "model=cnn", train_clients=IDS)
+    model = build_model(config, load_federation(config, prepares=True).dataset)
+    assert model.fc.in_features == 4
