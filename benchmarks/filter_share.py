@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from benchmarks.spread import quartiles
 from fedspec_dist.clients.algorithms.fedavg import FedAvg
-from fedspec_dist.clients.sequential import ClientWork, LocalMethods, SequentialExecutor
+from fedspec_dist.clients.sequential import ClientWork, Filter, LocalMethods, SequentialExecutor
 from fedspec_dist.clients.sgd import LocalSgd
 from fedspec_dist.data.augment import Augmentation
 from fedspec_dist.data.batches import batch_bounds
@@ -52,7 +52,7 @@ def measure_filter(module: nn.Module, batch_size: int, ratio: float, repeats: in
     }
 
 
-def _one_client(module: nn.Module, kept: Callable[[Tensor], None], batch_size: int) -> Callable[[], object]:
+def _one_client(module: nn.Module, kept: Filter, batch_size: int) -> Callable[[], object]:
     module = deepcopy(module)
     num_samples = _STEPS * batch_size
     generator = torch.Generator().manual_seed(0)
@@ -67,7 +67,9 @@ def _one_client(module: nn.Module, kept: Callable[[Tensor], None], batch_size: i
         labels,
         Augmentation().gather,
     )
-    work = ClientWork(torch.arange(num_samples), batch_bounds(num_samples, batch_size, 1), None)
+    everything = torch.arange(num_samples)
+    bounds = batch_bounds(num_samples, batch_size, 1)
+    work = ClientWork(everything, everything, bounds, None, labels.bincount(minlength=10), 1, 0)
     theta = executor.vectors.parameters.clone()
     update = torch.empty_like(theta)
     return lambda: executor.train(work, theta, 0.01, update)

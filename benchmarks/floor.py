@@ -36,10 +36,10 @@ from fedspec_dist.distributed.environment import read_environment
 from fedspec_dist.distributed.memory import keep_freed_memory
 from fedspec_dist.distributed.runtime import Runtime
 from fedspec_dist.methods import MODELS
-from fedspec_dist.rounds.experiment import Federation, build_model, load_federation
+from fedspec_dist.rounds.federation import Federation, build_model, load_federation
 from fedspec_dist.rounds.loop import Job, train
 from fedspec_dist.rounds.phases import Phases
-from fedspec_dist.rounds.sampling import client_work, sample_cohort
+from fedspec_dist.rounds.sampling import client_work, sample_cohort, workload
 from fedspec_dist.tracking.run_folder import RunFolder
 
 # Rounds at the start, not counted: memory pools, primitive caches, the first touch of the data.
@@ -157,15 +157,16 @@ def floor_body(options: argparse.Namespace, config: Config, job_runtime: Runtime
 
 def plain_work(config: Config, federation: Federation, job_runtime: Runtime, round_index: int) -> list[PlainClient]:
     """The same clients on the same rank with the same batches in the same order."""
-    local = config.local
-    cohort = sample_cohort(config.seed, round_index, federation.population, config.cohort_size())
+    cohort = sample_cohort(config, round_index, federation.population)
     num_samples = federation.num_samples(cohort)
-    plan = assign([count * local.epochs for count in num_samples], job_runtime.num_ranks)
+    loads = [workload(config.seed, config.local, round_index, *pair) for pair in zip(cohort, num_samples, strict=True)]
+    plan = assign([load.samples_seen for load in loads], job_runtime.num_ranks)
     clients = []
     for position in plan[job_runtime.rank]:
         client = cohort[position]
-        key = (config.seed, round_index, client, federation.clients[client], local.epochs, local.batch_size)
-        work = client_work(*key, augmentation=Augmentation(), device=job_runtime.device)
+        held = federation.clients[client], federation.class_counts[client]
+        key = (config.seed, round_index, client)
+        work = client_work(*key, *held, loads[position], Augmentation(), job_runtime.device)
         batches = [work.order[start:stop] for start, stop in work.bounds]
         clients.append(PlainClient(batches, num_samples[position] / sum(num_samples)))
     return clients

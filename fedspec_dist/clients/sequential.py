@@ -19,6 +19,7 @@ from fedspec_dist.clients.sgd import LocalSgd
 from fedspec_dist.clients.vectors import LocalVectors
 from fedspec_dist.parameters import ParameterLayout
 
+_NOTHING: Mapping[str, Tensor] = {}
 # [n, C, H, W], index [B], draws [B, 3] or None -> [B, C, H, W]
 Gather = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
@@ -99,12 +100,12 @@ class SequentialExecutor:
         update: Tensor,
         *,
         own: Tensor | None = None,
-        uploads: Mapping[str, Tensor] | None = None,
+        uploads: Mapping[str, Tensor] = _NOTHING,
     ) -> Tensor:
         """Train one client from `theta [P]` and write `y - theta` into `update [P]`.
 
         `own [S, P]` is what the client kept, None if it has not taken part before; what it keeps now can be had from
-        `kept` until the next call. `uploads` are filled with the vectors that the method sends beside the update.
+        `kept` until the next call. `uploads` has a row `[P]` for each vector that the method sends beside the update.
         Returns `[mean loss, share of the first gradient's energy that the filter removed, largest entry of the
         update]` on the device, float64; the last is not finite when the update is not.
         """
@@ -133,8 +134,8 @@ class SequentialExecutor:
             methods.sgd.step(vectors, self._velocity, lr)
         torch.sub(vectors.parameters, theta, out=update)
         methods.algorithm.end(vectors, update, client)
-        for name, row in (uploads or {}).items():
-            row.copy_(vectors.uploads[name])
+        for name, vector in vectors.uploads.items():
+            uploads[name].copy_(vector)
         low, high = torch.aminmax(update)
         num_samples = max(len(work.order), 1)
         return torch.stack([self._loss_sum / num_samples, removed, torch.maximum(-low, high)]).double()

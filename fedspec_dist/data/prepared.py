@@ -84,6 +84,14 @@ class Dataset:
             test_labels=self.test_labels.to(device),
         )
 
+    def hold_out(self, positions: np.ndarray) -> tuple[Dataset, Tensor, Tensor]:
+        """The data set without some of its test samples, and those: images `[n, C, H, W]`, labels `[n]`."""
+        held = torch.zeros(len(self.test_labels), dtype=torch.bool)
+        held[torch.from_numpy(positions)] = True
+        images, labels = _base(self.test_images), self.test_labels
+        rest = replace(self, test_images=_channels_last(images[~held]), test_labels=labels[~held])
+        return rest, _channels_last(images[held]), labels[held]
+
 
 def load(name: str, source: Source, root: Path, *, prepares: bool, embedded: bool) -> Dataset:
     """The data set as tensors on the CPU.

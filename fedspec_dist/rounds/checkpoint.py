@@ -131,7 +131,7 @@ def _load(folder: Path, fingerprint: str) -> SavedState:
         raise ValueError(f"belongs to config {description['config']}, not {fingerprint}")
     if f"round-{description['round']:06d}" != folder.name:
         raise ValueError(f"is of round {description['round']}")
-    files = description["files"]
+    files = dict(description["files"])
     for name, expected in files.items():
         found = _digest(folder / name)
         if expected != found:

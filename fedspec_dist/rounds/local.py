@@ -15,7 +15,7 @@ from fedspec_dist.cohort import Clients
 from fedspec_dist.config import Config
 from fedspec_dist.distributed.collectives import Collectives
 from fedspec_dist.distributed.runtime import Runtime
-from fedspec_dist.rounds.experiment import Federation
+from fedspec_dist.rounds.federation import Federation
 from fedspec_dist.rounds.sampling import Workload, client_work
 from fedspec_dist.rounds.server import LocalRows, RoundFacts
 from fedspec_dist.rounds.stage import FISHER_DIAGONAL, Stage

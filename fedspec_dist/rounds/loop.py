@@ -9,7 +9,7 @@ from fedspec_dist.distributed.assignment import assign
 from fedspec_dist.distributed.runtime import Runtime
 from fedspec_dist.rounds.checkpoint import SavedState, save
 from fedspec_dist.rounds.evaluation import evaluate
-from fedspec_dist.rounds.experiment import Federation
+from fedspec_dist.rounds.federation import Federation
 from fedspec_dist.rounds.local import share_results, train_clients
 from fedspec_dist.rounds.phases import Phases
 from fedspec_dist.rounds.sampling import reporting, sample_cohort

@@ -11,7 +11,7 @@ from fedspec_dist.config import Config, Phase
 from fedspec_dist.distributed.runtime import Runtime
 from fedspec_dist.models.network import Network
 from fedspec_dist.parameters import ParameterLayout
-from fedspec_dist.rounds.experiment import Federation
+from fedspec_dist.rounds.federation import Federation
 from fedspec_dist.rounds.stage import Stage
 
 

@@ -13,10 +13,10 @@ from fedspec_dist.config import Config, Phase
 from fedspec_dist.distributed.assignment import assign, imbalance
 from fedspec_dist.distributed.environment import Environment
 from fedspec_dist.parameters import ParameterLayout
-from fedspec_dist.rounds.experiment import Federation, build_model, load_federation
+from fedspec_dist.rounds.federation import Federation, build_model, load_federation
 from fedspec_dist.rounds.phases import check_patterns, phase_of_round
 from fedspec_dist.rounds.sampling import reporting, sample_cohort, workload
-from fedspec_dist.rounds.stage import cut_columns, make_algorithm, max_rank
+from fedspec_dist.rounds.stage import aggregator_needs, cut_columns, make_algorithm, max_rank
 
 _SHOWN_ROUNDS = 5
 _FLOAT_BYTES = 4

@@ -20,7 +20,7 @@ from fedspec_dist.config import Config
 from fedspec_dist.distributed.collectives import Collectives
 from fedspec_dist.distributed.runtime import EXIT_STOPPED, Runtime
 from fedspec_dist.rounds.checkpoint import SavedState, load_newest, write_model
-from fedspec_dist.rounds.experiment import Federation, build_model, load_federation
+from fedspec_dist.rounds.federation import Federation, build_model, load_federation
 from fedspec_dist.rounds.loop import Job, train
 from fedspec_dist.rounds.phases import Phases
 from fedspec_dist.tracking.console import ConsoleTracker, print_summary
@@ -51,7 +51,7 @@ def execute(config: Config, runtime: Runtime, fresh: bool, console: Console) -> 
 
     federation = load_federation(config, runtime.prepares_data)
     module = build_model(config, federation.dataset)
-    federation = Federation(federation.dataset.to(runtime.device), federation.clients)
+    federation = federation.to(runtime.device)
     saved = load_newest(folder.checkpoints, config.fingerprint()) if runtime.is_main else None
     completed, server_state = _restore(module, saved, runtime)
     phases = Phases(config, module.to(runtime.device), federation, runtime)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -68,7 +68,7 @@ class FederatedServer:
         num_samples: Sequence[int],  # of all clients
         *,
         seed: int = 0,
-        proxy: Proxy | None = None,
+        proxy: Callable[[int], Proxy] | None = None,  # of a round
     ) -> None:
         self._methods = methods
         self._layout = layout
@@ -111,7 +111,6 @@ class FederatedServer:
             self._layout.segments,
             self._sketches(sketch_blocks, facts),
             {name: self._matrix(part) for name, part in blocks.items()},
-            self._proxy,
         )
 
     def step(self, theta: Tensor, cohort: Cohort | None, round_index: int) -> tuple[Tensor, dict[str, float]]:
@@ -125,6 +124,8 @@ class FederatedServer:
 
     def _step(self, cohort: Cohort, round_index: int) -> tuple[Tensor, dict[str, float]]:
         methods = self._methods
+        if self._proxy is not None:
+            cohort = replace(cohort, proxy=self._proxy(round_index))
         weights = methods.weighting.weigh(cohort, self._weighting_state)
         cohort = replace(cohort, weights=weights.values)
         direction = methods.aggregator.direction(cohort)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ from fedspec_dist import methods
 from fedspec_dist.clients.algorithms.base import LocalAlgorithm
 from fedspec_dist.clients.sequential import Filter, LocalMethods, SequentialExecutor
 from fedspec_dist.clients.sgd import LocalSgd
-from fedspec_dist.clients.sketching import DiagonalFisher, Sketcher
-from fedspec_dist.cohort import Clients
+from fedspec_dist.clients.sketching import DiagonalFisher, Sketcher, as_function
+from fedspec_dist.cohort import Clients, Proxy
 from fedspec_dist.config import Config, Phase
 from fedspec_dist.data.augment import Augmentation
 from fedspec_dist.distributed.columns import Columns
@@ -22,7 +23,8 @@ from fedspec_dist.distributed.runtime import Runtime
 from fedspec_dist.models.network import Network
 from fedspec_dist.parameters import ParameterLayout
 from fedspec_dist.rounds.client_states import ClientStates
-from fedspec_dist.rounds.experiment import Federation
+from fedspec_dist.rounds.federation import Federation
+from fedspec_dist.rounds.proxy import ServerProxy
 from fedspec_dist.rounds.sampling import Workload, workload
 from fedspec_dist.rounds.server import FederatedServer, ServerMethods
 from fedspec_dist.tasks.classification import Classification
@@ -33,9 +35,7 @@ FISHER_DIAGONAL = "fisher_diagonal"
 class Stage:
     """Executor, server and client states of one phase. A new phase starts with empty memories."""
 
-    def __init__(
-        self, config: Config, phase: Phase, module: Network, federation: Federation, runtime: Runtime
-    ) -> None:
+    def __init__(self, config: Config, phase: Phase, module: Network, federation: Federation, runtime: Runtime) -> None:
         self.phase = phase
         self._config = config
         self._federation = federation
@@ -78,10 +78,9 @@ class Stage:
             runtime.device,
             [len(samples) for samples in federation.clients],
             seed=config.seed,
+            proxy=self._proxy(module) if federation.proxy is not None else None,
         )
-        self.states = ClientStates(
-            self._algorithm.own, len(self.layout), len(federation.clients), runtime.collectives
-        )
+        self.states = ClientStates(self._algorithm.own, len(self.layout), len(federation.clients), runtime.collectives)
 
     @property
     def theta(self) -> Tensor:
@@ -119,6 +118,13 @@ class Stage:
             proximal=self._algorithm.proximal,
         )
 
+    def _proxy(self, module: Network) -> Callable[[int], Proxy]:
+        assert self._federation.proxy is not None
+        images, labels = self._federation.proxy
+        batch_size = getattr(self.phase.server.weights, "batch_size", len(labels))
+        forward = as_function(module, self.layout)
+        return partial(ServerProxy, forward, self.task.loss, images, labels, batch_size, self._config.seed)
+
     def _local_methods(self) -> LocalMethods:
         local = self.phase.local
         return LocalMethods(
@@ -142,9 +148,7 @@ def aggregator_needs(phase: Phase) -> frozenset[str]:
 def make_filter(choice: Any, layout: ParameterLayout) -> Filter:
     """The filter on the layers that match `layers` and have at least `min_size` entries."""
     segments = [segment for segment in layout.select(choice.layers) if segment.size >= choice.min_size]
-    made: Filter = methods.FILTERS[choice.type].build(
-        segments, **choice.parameters(without=methods.FILTER_COMMON)
-    )
+    made: Filter = methods.FILTERS[choice.type].build(segments, **choice.parameters(without=methods.FILTER_COMMON))
     return made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -10,18 +11,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedspec_dist.clients.fedavg import FedAvg
+from fedspec_dist.clients.algorithms.base import Client, LocalAlgorithm
+from fedspec_dist.clients.algorithms.fedavg import FedAvg
 from fedspec_dist.clients.sequential import ClientWork, LocalMethods, SequentialExecutor
 from fedspec_dist.clients.sgd import LocalSgd
+from fedspec_dist.clients.vectors import LocalVectors
 from fedspec_dist.data.augment import Augmentation
 from fedspec_dist.data.batches import batch_bounds
 from fedspec_dist.filters.identity import Identity
 from fedspec_dist.filters.spectral import HighPass
 from fedspec_dist.models.cnn import Cnn
-from fedspec_dist.parameters import ParameterLayout
+from fedspec_dist.parameters import ParameterLayout, Segment
 
 IMAGES = torch.randn(23, 8, 8, 1, generator=torch.Generator().manual_seed(0)).permute(0, 3, 1, 2)
 LABELS = torch.arange(23) % 3
+ROUND, SEED = 7, 1234
 
 
 def _model() -> nn.Module:
@@ -29,16 +33,20 @@ def _model() -> nn.Module:
     return Cnn((1, 8, 8), 3, width=4)
 
 
-def _executor(module: nn.Module, ratio: float, momentum: float = 0.0) -> SequentialExecutor:
+def _executor(
+    module: nn.Module, ratio: float, momentum: float = 0.0, algorithm: LocalAlgorithm | None = None
+) -> SequentialExecutor:
     layout = ParameterLayout(module)
     kept = HighPass(layout.segments, ratio) if ratio else Identity(layout.segments)
-    local = LocalMethods(kept, FedAvg(), LocalSgd(momentum, weight_decay=0.01, clip_norm=1.0))
+    local = LocalMethods(kept, algorithm or FedAvg(), LocalSgd(momentum, weight_decay=0.01, clip_norm=1.0))
     return SequentialExecutor(module, layout, F.cross_entropy, local, IMAGES, LABELS, Augmentation().gather)
 
 
 def _work(num_samples: int, batch_size: int, epochs: int) -> ClientWork:
     orders = [torch.randperm(num_samples, generator=torch.Generator().manual_seed(e)) for e in range(epochs)]
-    return ClientWork(torch.cat(orders), batch_bounds(num_samples, batch_size, epochs), None)
+    bounds = batch_bounds(num_samples, batch_size, epochs)
+    counts = LABELS[:num_samples].bincount(minlength=3)
+    return ClientWork(torch.arange(num_samples), torch.cat(orders), bounds, None, counts, ROUND, SEED)
 
 
 def _numpy_high_pass(gradient: np.ndarray, ratio: float) -> np.ndarray:
@@ -126,3 +134,154 @@ def test_with_the_filter_alone_updates_stay_in_its_range() -> None:
     filtered(projected)
     assert update.norm() > 1e-2
     torch.testing.assert_close(projected, update, rtol=0, atol=1e-6)
+
+
+class Everything(LocalAlgorithm):
+    """Uses every hook, and writes down what it saw."""
+
+    own = ("one", "two")
+    server = broadcast = ("sent",)
+    uploads = ("answer",)
+    frozen_at = ("anchor", "two")
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.clients: list[Client] = []
+        self.segments: Sequence[Segment] = ()
+        self.own_before: list[Tensor] = []
+        self.outputs: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def bind(self, segments: Sequence[Segment]) -> None:
+        self.segments = segments
+
+    def begin(self, vectors: LocalVectors, client: Client) -> None:
+        self.calls.append("begin")
+        self.clients.append(client)
+        assert torch.equal(vectors.parameters, vectors.anchor)
+        self.own_before.append(torch.stack([vectors.own["one"], vectors.own["two"]]).clone())
+        assert client.full_gradient is not None
+        client.full_gradient(vectors.uploads["answer"])
+
+    def gradient(self, vectors: LocalVectors, backward: Callable[[], None]) -> None:
+        self.calls.append("gradient")
+        kept = vectors.parameters.clone()
+        backward()
+        vectors.parameters.add_(0.01)
+        backward()
+        vectors.parameters.copy_(kept)
+
+    def loss(self, model: nn.Module, inputs: Tensor, labels: Tensor, client: Client) -> Tensor:
+        self.calls.append("loss")
+        with torch.no_grad():
+            self.outputs.append((model(inputs), client.frozen["anchor"](inputs), client.frozen["two"](inputs)))
+        return super().loss(model, inputs, labels, client) * 2
+
+    def correct(self, vectors: LocalVectors) -> None:
+        self.calls.append("correct")
+
+    def end(self, vectors: LocalVectors, update: Tensor, client: Client) -> None:
+        self.calls.append("end")
+        vectors.own["one"].add_(1)
+        vectors.own["two"].copy_(vectors.received["sent"])
+
+
+def test_every_hook_is_called_in_its_place() -> None:
+    algorithm = Everything()
+    executor = _executor(_model(), 0.0, algorithm=algorithm)
+    theta = executor.vectors.parameters.clone()
+    update, answer = torch.empty_like(theta), torch.empty_like(theta)
+    executor.receive({"sent": theta + 1})
+    work = _work(11, 10, 1)
+    loss = executor.train(work, theta, 0.1, update, uploads={"answer": answer})[0]
+    step = ["gradient", "loss", "loss", "correct"]
+    assert algorithm.calls == ["begin", *step, *step, "end"]
+    (client,) = algorithm.clients
+    assert (client.lr, client.num_steps, client.effective_steps, client.is_new) == (0.1, 2, 2.0, True)
+    assert client.class_counts.tolist() == [4, 4, 3]
+    assert [segment.name for segment in algorithm.segments][:1] == ["conv1.weight"]
+    assert not algorithm.own_before[0].any()
+    # The loss that is reported is the first of a step's two, at the client's own parameters.
+    first = F.cross_entropy(algorithm.outputs[0][0], LABELS[work.order[:10]]) * 2
+    second = F.cross_entropy(algorithm.outputs[2][0], LABELS[work.order[10:]]) * 2
+    assert float(loss) == pytest.approx(float(10 * first + second) / 11, rel=1e-5)
+    assert torch.equal(executor.kept(), torch.stack([torch.ones_like(theta), theta + 1]))
+
+
+def test_what_a_client_keeps_is_given_to_it_and_to_nobody_else() -> None:
+    algorithm = Everything()
+    executor = _executor(_model(), 0.0, algorithm=algorithm)
+    theta = executor.vectors.parameters.clone()
+    spare, answer = torch.empty_like(theta), torch.empty_like(theta)
+    executor.train(_work(11, 10, 1), theta, 0.1, spare, uploads={"answer": answer})
+    kept = torch.stack([theta + 5, theta - 5])
+    executor.train(_work(11, 10, 1), theta, 0.1, spare, own=kept, uploads={"answer": answer})
+    executor.train(_work(11, 10, 1), theta, 0.1, spare, uploads={"answer": answer})
+    assert [client.is_new for client in algorithm.clients] == [True, False, True]
+    assert torch.equal(algorithm.own_before[1], kept)
+    assert not algorithm.own_before[2].any()
+
+
+def test_the_frozen_models_are_the_model_at_their_vectors() -> None:
+    algorithm = Everything()
+    module = _model()
+    other = copy.deepcopy(module)
+    executor = _executor(module, 0.0, algorithm=algorithm)
+    theta = executor.vectors.parameters.clone()
+    ParameterLayout(other).bind(other, theta - 0.1)
+    spare, answer = torch.empty_like(theta), torch.empty_like(theta)
+    own = torch.stack([theta, theta - 0.1])
+    work = _work(11, 10, 2)
+    executor.train(work, theta, 0.1, spare, own=own, uploads={"answer": answer})
+    inputs = IMAGES[work.order[:10]]
+    mine, anchored, kept = algorithm.outputs[0]
+    torch.testing.assert_close(anchored, mine)  # the first step starts from the global model
+    torch.testing.assert_close(kept, other(inputs))
+    assert not torch.allclose(algorithm.outputs[-1][0], algorithm.outputs[-1][1])
+    assert not any(p.requires_grad for frozen in algorithm.clients[0].frozen.values() for p in frozen.parameters())
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.2])
+def test_the_full_gradient_is_of_all_samples_once_and_filtered(ratio: float) -> None:
+    module = _model()
+    plain = copy.deepcopy(module)
+    algorithm = Everything()
+    executor = _executor(module, ratio, algorithm=algorithm)
+    theta = executor.vectors.parameters.clone()
+    spare, answer = torch.empty_like(theta), torch.empty_like(theta)
+    executor.train(_work(11, 4, 3), theta, 0.1, spare, uploads={"answer": answer})
+    F.cross_entropy(plain(IMAGES[:11]), LABELS[:11]).backward()
+    gradients = [p.grad.numpy() for p in plain.parameters() if p.grad is not None]
+    if ratio:
+        gradients = [_numpy_high_pass(gradient, ratio) for gradient in gradients]
+    expected = torch.cat([torch.from_numpy(gradient).reshape(-1) for gradient in gradients])
+    torch.testing.assert_close(answer, expected, rtol=1e-3, atol=1e-6)
+
+
+def test_the_filter_is_told_round_and_seed() -> None:
+    class Told(Identity):
+        def prepare(self, round_number: int, seed: int) -> None:
+            told.append((round_number, seed))
+
+    told: list[tuple[int, int]] = []
+    module = _model()
+    layout = ParameterLayout(module)
+    local = LocalMethods(Told(layout.segments), FedAvg(), LocalSgd())
+    executor = SequentialExecutor(module, layout, F.cross_entropy, local, IMAGES, LABELS, Augmentation().gather)
+    theta = executor.vectors.parameters.clone()
+    executor.train(_work(5, 5, 1), theta, 0.1, torch.empty_like(theta))
+    assert told == [(ROUND, SEED)]
+
+
+def test_frozen_parameters_stay_and_frozen_models_have_them() -> None:
+    algorithm = Everything()
+    module = _model()
+    layout = ParameterLayout(module, ["fc.*"])
+    local = LocalMethods(Identity(layout.segments), algorithm, LocalSgd())
+    executor = SequentialExecutor(module, layout, F.cross_entropy, local, IMAGES, LABELS, Augmentation().gather)
+    theta = executor.vectors.parameters.clone()
+    before = module.conv1.weight.clone()  # type: ignore[union-attr]
+    executor.train(_work(5, 5, 1), theta, 0.1, torch.empty_like(theta), uploads={"answer": torch.empty_like(theta)})
+    assert torch.equal(module.conv1.weight, before)  # type: ignore[arg-type]
+    frozen = algorithm.clients[0].frozen["anchor"]
+    assert torch.equal(frozen.conv1.weight, before)  # type: ignore[arg-type]
+    assert torch.equal(frozen.fc.weight.reshape(-1), theta[: frozen.fc.weight.numel()])  # type: ignore[union-attr]

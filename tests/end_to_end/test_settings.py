@@ -9,7 +9,7 @@ import pytest
 
 from fedspec_dist.config import load
 from fedspec_dist.distributed.assignment import assign
-from fedspec_dist.rounds.experiment import build_model, cost, load_federation
+from fedspec_dist.rounds.federation import build_model, cost, load_federation
 from fedspec_dist.rounds.phases import check_patterns
 from fedspec_dist.rounds.plan import Work, traffic_and_memory
 from fedspec_dist.rounds.sampling import sample_cohort

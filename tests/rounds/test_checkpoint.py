@@ -20,7 +20,9 @@ FINGERPRINT = "0123abcd"
 
 def _state(number: int, fingerprint: str = FINGERPRINT) -> SavedState:
     weight = torch.full((3, 2), float(number)).T  # not contiguous
-    return SavedState(number, fingerprint, {"fc.weight": weight, "steps": torch.tensor(number)}, {"m": torch.ones(4)})
+    model = {"fc.weight": weight, "steps": torch.tensor(number)}
+    clients = iter([{3: torch.ones(2, 5), 40: torch.zeros(2, 5)}, {41: torch.full((2, 5), 7.0)}])
+    return SavedState(number, fingerprint, model, {"m": torch.ones(4)}, clients)
 
 
 def _names(folder: Path) -> list[str]:
@@ -37,6 +39,16 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     assert loaded.model["steps"] == 7
     assert torch.equal(loaded.server["m"], torch.ones(4))
     assert load_file(path / "model.safetensors").keys() == {"fc.weight", "steps"}
+    first, second = loaded.clients
+    assert (list(first), list(second)) == ([3, 40], [41])
+    assert torch.equal(second[41], torch.full((2, 5), 7.0))
+    assert _names(path) == [
+        "clients-00000.safetensors",
+        "clients-00001.safetensors",
+        "model.safetensors",
+        "server.safetensors",
+        "state.json",
+    ]
 
 
 def test_no_folder_is_no_checkpoint(tmp_path: Path) -> None:
@@ -78,11 +90,13 @@ def _edit(path: Path, **changes: object) -> None:
         (lambda folder: _truncate(folder / "model.safetensors"), "model.safetensors is damaged"),
         (lambda folder: _flip_a_bit(folder / "server.safetensors"), "server.safetensors is damaged"),
         (lambda folder: (folder / "server.safetensors").unlink(), "No such file"),
+        (lambda folder: _flip_a_bit(folder / "clients-00001.safetensors"), "clients-00001.safetensors is damaged"),
+        (lambda folder: (folder / "clients-00000.safetensors").unlink(), "No such file"),
         (lambda folder: (folder / "state.json").unlink(), "No such file"),
         (lambda folder: (folder / "state.json").write_text(""), "passed over"),
         (lambda folder: (folder / "state.json").write_text("[1]"), "passed over"),
         (lambda folder: (folder / "state.json").write_bytes(b"\xff\xfe"), "passed over"),
-        (lambda folder: _edit(folder / "state.json", format=99), "format 99, this version reads 1"),
+        (lambda folder: _edit(folder / "state.json", format=99), "format 99, this version reads 2"),
         (lambda folder: _edit(folder / "state.json", config="ffffffff"), "belongs to config ffffffff, not 0123abcd"),
         (lambda folder: _edit(folder / "state.json", round=3), "is of round 3"),
         (lambda folder: _edit(folder / "state.json", round="ten"), "passed over"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedspec_dist.config import Config, load
-from fedspec_dist.rounds.experiment import build_model, load_federation
+from fedspec_dist.rounds.federation import build_model, load_federation
 
 LABELS = np.array([0, 1, 1, 2, 0, 1, 2, 2, 2, 1, 0, 0])
 IDS = np.array(["f2", "f1", "f1", "f2", "g7", "f1", "g7", "f2", "f1", "h0", "h0", "h0"])

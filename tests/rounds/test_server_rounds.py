@@ -2,45 +2,105 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedspec_dist import methods
+from fedspec_dist.clients.algorithms.base import LocalAlgorithm
+from fedspec_dist.clients.algorithms.scaffold import Scaffold
+from fedspec_dist.cohort import Clients
 from fedspec_dist.distributed.assignment import assign
 from fedspec_dist.distributed.collectives import Collectives, SingleProcess
 from fedspec_dist.distributed.columns import Columns
+from fedspec_dist.filters.ablations import RandomSuppression
+from fedspec_dist.filters.spectral import HighPass
+from fedspec_dist.parameters import ParameterLayout
 from fedspec_dist.rounds.local import LocalResult, NonFiniteUpdateError, share_results
-from fedspec_dist.rounds.server import FederatedServer
-from fedspec_dist.server.cohort import Aggregator
-from fedspec_dist.server.fedavg import FedAvg
-from fedspec_dist.server.fedgh import FedGH
-from fedspec_dist.server.fipa import Fipa
+from fedspec_dist.rounds.server import FederatedServer, ServerMethods
+from fedspec_dist.server.aggregators.fedavg import FedAvg
+from fedspec_dist.server.aggregators.fedgh import FedGH
+from fedspec_dist.server.aggregators.fipa import Fipa
 from fedspec_dist.server.optimizers import Sgd
-from fedspec_dist.server.weights import samples
+from fedspec_dist.server.weights.fedlaw import FedLaw
+from fedspec_dist.server.weights.shares import Samples
 from tests.distributed.harness import run_ranks
 from tests.reference import fedgh_vectors, fipa_dense
 
-# Five blocks of 1024, the last one padded: 2 and 3 ranks own different numbers of them.
-NUM_PARAMETERS = 5000
 RANK = 3
 LR, DAMPING, STEP = 0.7, 0.25, 0.5
-AGGREGATORS: dict[str, Aggregator] = {
-    "fedavg": FedAvg(),
-    "fedgh": FedGH(),
-    "fedgh snapshot": FedGH(mode="snapshot"),
-    "fipa gram": Fipa(rank=RANK, damping=DAMPING, step=STEP),
-    "fipa tsqr": Fipa(rank=RANK, damping=DAMPING, step=STEP, merge="tsqr"),
-}
+TARGET = 0.1
 
 
-def test_every_aggregator_is_in_this_table() -> None:
-    assert {name.split()[0] for name in AGGREGATORS} == set(methods.AGGREGATORS)
+class _Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = (nn.Conv2d(8, 8, 3, bias=False) for _ in range(2))
 
 
-Results = dict[str, tuple[Tensor, dict[str, float]]]
+class _Model(nn.Module):
+    """Blocks for InCo, layers for FedLWS."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(_Block() for _ in range(3))
+        self.fc = nn.Linear(192, 8)
+
+
+LAYOUT = ParameterLayout(_Model())
+# Five blocks of 1024, the last one padded: 2 and 3 ranks own different numbers of them.
+NUM_PARAMETERS = len(LAYOUT)
+assert NUM_PARAMETERS == 5000
+
+
+def _made(table: dict[str, methods.Method]) -> dict[str, Any]:
+    return {name: entry.build() for name, entry in table.items()}
+
+
+class _Proxy:
+    """Samples of the server's for which the loss is `|| theta - TARGET ||^2 / 2`, in two batches."""
+
+    def batches(self, epoch: int) -> list[Tensor]:
+        return [torch.tensor([epoch]), torch.tensor([epoch + 1])]
+
+    def gradient(self, theta: Tensor, batch: Tensor) -> Tensor:
+        return theta - TARGET
+
+
+def _server_methods() -> dict[str, ServerMethods]:
+    """Every server method of every family, the others being FedAvg's; with one setting more of some."""
+    plain = ServerMethods(Samples(), FedAvg(), LocalAlgorithm(), None, Sgd(LR))
+    aggregators = _made(methods.AGGREGATORS) | {
+        "fedgh snapshot": FedGH(mode="snapshot"),
+        "fipa": Fipa(rank=RANK, damping=DAMPING, step=STEP),
+        "fipa tsqr": Fipa(rank=RANK, damping=DAMPING, step=STEP, merge="tsqr"),
+    }
+    weightings = _made(methods.WEIGHTS) | {"fedlaw": FedLaw(epochs=2)}
+    algorithms = _made(methods.LOCAL_ALGORITHMS) | {"scaffold full gradient": Scaffold(option=1)}
+    return {
+        **{f"aggregator {name}": replace(plain, aggregator=made) for name, made in aggregators.items()},
+        **{f"weights {name}": replace(plain, weighting=made) for name, made in weightings.items()},
+        **{f"optimizer {name}": replace(plain, optimizer=o) for name, o in _made(methods.SERVER_OPTIMIZERS).items()},
+        **{f"algorithm {name}": replace(plain, algorithm=made) for name, made in algorithms.items()},
+        "filter": replace(plain, filter=HighPass(LAYOUT.segments, 0.1)),
+        "random filter": replace(plain, filter=RandomSuppression(LAYOUT.segments, 0.1)),
+    }
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """After two rounds."""
+
+    theta: Tensor
+    broadcast: dict[str, Tensor]
+    diagnostics: dict[str, float]
+
+
+Results = dict[str, Outcome]
 
 
 class _Client:
@@ -56,36 +116,78 @@ class _Client:
         self.basis = torch.linalg.qr(basis).Q.float()
         self.eigenvalues = torch.rand(num_columns, generator=generator, dtype=torch.float64) + 0.1
         self.num_samples = 10 + 7 * client
+        self.class_counts = [10, 7 * client]
+        self.uploads = {
+            "fisher_diagonal": torch.rand(NUM_PARAMETERS, generator=generator),
+            "increment": torch.randn(NUM_PARAMETERS, generator=generator),
+        }
 
 
-def _local_result(clients: list[_Client], columns: Columns) -> LocalResult:
-    result = LocalResult(torch.zeros(len(clients), columns.padded))
-    for row, client in zip(result.updates, clients, strict=True):
-        row[:NUM_PARAMETERS] = client.update
+def _local_result(clients: list[_Client], columns: Columns, uploads: tuple[str, ...] = ()) -> LocalResult:
+    tables = {name: torch.zeros(len(clients), columns.padded) for name in uploads}
+    result = LocalResult(torch.zeros(len(clients), columns.padded), tables)
+    for place, client in enumerate(clients):
+        result.updates[place, :NUM_PARAMETERS] = client.update
+        for name, rows in tables.items():
+            rows[place, :NUM_PARAMETERS] = client.uploads[name]
         result.scalars.append(torch.tensor([1.0, 0.5, float(client.update.abs().max())], dtype=torch.float64))
         result.sketches.append((client.eigenvalues, client.basis.T))
     return result
 
 
+def _facts(clients: list[_Client], cohort: list[int]) -> Clients:
+    steps = [2 + client for client in cohort]
+    return Clients(
+        ids=torch.tensor(cohort),
+        num_samples=torch.tensor([client.num_samples for client in clients]),
+        class_counts=torch.tensor([client.class_counts for client in clients]),
+        num_steps=torch.tensor(steps),
+        effective_steps=torch.tensor(steps, dtype=torch.float64),
+        lr=0.1,
+        population=NUM_CLIENTS,
+    )
+
+
+NUM_CLIENTS = 8
+
+
+def _server(made: ServerMethods, columns: Columns, collectives: Collectives) -> FederatedServer:
+    samples = [_Client(client, 0).num_samples for client in range(NUM_CLIENTS)]
+    return FederatedServer(
+        made, LAYOUT, columns, collectives, torch.device("cpu"), samples, seed=3, proxy=lambda _: _Proxy()
+    )
+
+
+def _round(
+    server: FederatedServer,
+    made: ServerMethods,
+    theta: Tensor,
+    index: int,
+    collectives: Collectives,
+    cohort: list[int],
+    broken: list[int],
+) -> tuple[Tensor, dict[str, float]]:
+    clients = [_Client(client, index, client in broken) for client in cohort]
+    facts = _facts(clients, cohort)
+    plan = assign(facts.num_samples.tolist(), collectives.num_ranks)
+    mine = plan[collectives.rank]
+    uploads = (*made.algorithm.uploads, *(made.aggregator.needs & {"fisher_diagonal"}))
+    local = _local_result([clients[p] for p in mine], server.columns, uploads)
+    report = share_results(local, cohort, facts, plan, RANK, collectives)
+    kept = report.finite("skip", 1)
+    rows = local.rows([place for place, p in enumerate(mine) if p in kept], "sketches" in made.aggregator.needs)
+    return server.step(theta, server.exchange(rows, report.facts(kept), theta), index)
+
+
 def _two_rounds(collectives: Collectives, cohort: list[int], broken: list[int], gathered: bool) -> Results:
     found: Results = {}
-    for name, aggregator in AGGREGATORS.items():
+    for name, made in _server_methods().items():
         cut = Columns.gathered if gathered else Columns.shared
-        columns = cut(NUM_PARAMETERS, collectives.num_ranks, RANK * len(cohort))
-        server = FederatedServer(aggregator, samples, Sgd(LR), columns, collectives, torch.device("cpu"))
-        theta = torch.linspace(-1, 1, NUM_PARAMETERS)
-        diagnostics: dict[str, float] = {}
+        server = _server(made, cut(NUM_PARAMETERS, collectives.num_ranks, RANK * len(cohort)), collectives)
+        theta, diagnostics = torch.linspace(-1, 1, NUM_PARAMETERS), {}
         for index in range(2):
-            clients = [_Client(client, index, client in broken) for client in cohort]
-            counts = [client.num_samples for client in clients]
-            plan = assign(counts, collectives.num_ranks)
-            mine = plan[collectives.rank]
-            local = _local_result([clients[p] for p in mine], columns)
-            report = share_results(local, cohort, counts, plan, RANK, collectives)
-            kept = report.finite("skip", 1)
-            rows = local.rows([place for place, p in enumerate(mine) if p in kept], aggregator.needs_sketches)
-            theta, diagnostics = server.step(theta, server.exchange(rows, report.facts(kept)))
-        found[name] = (theta, diagnostics)
+            theta, diagnostics = _round(server, made, theta, index, collectives, cohort, broken)
+        found[name] = Outcome(theta, server.broadcast, diagnostics)
     return found
 
 
@@ -96,14 +198,14 @@ def _dense(name: str, cohort: list[int]) -> Tensor:
         weights = torch.tensor([float(client.num_samples) for client in clients]).double()
         weights /= weights.sum()
         updates = torch.stack([client.update for client in clients]).double()
-        if name.startswith("fipa"):
+        if "fipa" in name:
             # Only directions that some sketch spans move, so the dense P x P problem may be posed inside their span.
             q = torch.linalg.qr(torch.cat([client.basis.double() for client in clients], dim=1)).Q
             bases = [q.T @ client.basis.double() for client in clients]
             spectra = [client.eigenvalues for client in clients]
             merged = q @ fipa_dense(bases, spectra, updates @ q, weights, DAMPING)
             direction = STEP * DAMPING * merged
-        elif name.startswith("fedgh"):
+        elif "fedgh" in name:
             direction = weights @ fedgh_vectors(updates, "snapshot" if "snapshot" in name else "pairwise")
         else:
             direction = weights @ updates
@@ -116,9 +218,22 @@ def one_rank() -> Results:
     return _two_rounds(SingleProcess(), [0, 1, 2, 3, 6], [], False)
 
 
-@pytest.mark.parametrize("name", AGGREGATORS)
+@pytest.mark.parametrize("name", ["fedavg", "fedgh", "fedgh snapshot", "fipa", "fipa tsqr"])
 def test_a_step_equals_dense_arithmetic(name: str, one_rank: Results) -> None:
-    torch.testing.assert_close(one_rank[name][0].double(), _dense(name, [0, 1, 2, 3, 6]), rtol=1e-5, atol=1e-6)
+    found = one_rank[f"aggregator {name}"].theta.double()
+    torch.testing.assert_close(found, _dense(name, [0, 1, 2, 3, 6]), rtol=1e-5, atol=1e-6)
+
+
+def test_every_method_of_the_server_moves_the_model_in_its_own_way(one_rank: Results) -> None:
+    # Local methods that differ at the client only, and settings in which FedAvg remains.
+    alike = {"aggregator fedavg", "weights samples"}
+    alike |= {f"algorithm {name}" for name in methods.LOCAL_ALGORITHMS if name not in ("feddyn", "feddc")}
+    alike |= {"algorithm scaffold full gradient"}
+    plain = one_rank["aggregator fedavg"].theta
+    for name, outcome in one_rank.items():
+        assert torch.equal(outcome.theta, plain) == (name in alike), name
+        assert bool(outcome.broadcast) == any(key in name for key in ("scaffold", "feddc", "fedcm", "mofedsam")), name
+        assert all(vector.any() for vector in outcome.broadcast.values()), name
 
 
 # Cohort and the clients in it whose updates are broken: full; fewer clients than three ranks; a rank whose only client
@@ -140,57 +255,65 @@ def test_same_bits_on_any_number_of_ranks_sharded_and_gathered(num_ranks: int, t
     for rank, both in enumerate(run_ranks(_both_cuts, num_ranks, tmp_path)):
         for gathered, found in both.items():
             for case, results, expected in zip(CASES, found, alone, strict=True):
-                for name, (theta, diagnostics) in expected.items():
+                for name, outcome in expected.items():
                     where = f"{name} on rank {rank}, gathered {gathered}, cohort {case}"
-                    assert torch.equal(results[name][0], theta), where
-                    assert results[name][1] == ({} if gathered and rank else diagnostics), where
+                    assert torch.equal(results[name].theta, outcome.theta), where
+                    for vector, whole in outcome.broadcast.items():
+                        assert torch.equal(results[name].broadcast[vector], whole), where
+                    assert results[name].diagnostics == ({} if gathered and rank else outcome.diagnostics), where
 
 
 def test_a_skipped_client_counts_as_if_it_had_not_been_there() -> None:
     with_broken = _two_rounds(SingleProcess(), [1, 2, 5], [2], False)
     without = _two_rounds(SingleProcess(), [1, 5], [], False)
-    for name, (theta, _) in without.items():
-        if not name.startswith("fipa"):  # there the block width also depends on the cohort's size
-            assert torch.equal(with_broken[name][0], theta), name
-        torch.testing.assert_close(with_broken[name][0], theta, rtol=1e-5, atol=1e-6, msg=name)
+    for name, outcome in without.items():
+        if "fipa" not in name:  # there the block width also depends on the cohort's size
+            assert torch.equal(with_broken[name].theta, outcome.theta), name
+        torch.testing.assert_close(with_broken[name].theta, outcome.theta, rtol=1e-5, atol=1e-6, msg=name)
 
 
-class _Momentum(Sgd):
-    """A server optimizer with memory, to see its state through a checkpoint."""
-
-    def initial_state(self, num_columns: int) -> dict[str, Tensor]:
-        return {"momentum": torch.zeros(num_columns)}
-
-    def step(self, theta: Tensor, direction: Tensor, state: dict[str, Tensor]) -> Tensor:
-        state["momentum"].mul_(0.9).add_(direction)
-        return theta + self.lr * state["momentum"]
-
-
-def _momentum_server(collectives: Collectives) -> FederatedServer:
-    columns = Columns.shared(NUM_PARAMETERS, collectives.num_ranks)
-    return FederatedServer(FedAvg(), samples, _Momentum(LR), columns, collectives, torch.device("cpu"))
+def test_the_filter_on_the_update_takes_out_its_low_frequencies(one_rank: Results) -> None:
+    start = torch.linspace(-1, 1, NUM_PARAMETERS)
+    moved = (one_rank["filter"].theta - start).double()
+    filtered = moved.clone()
+    HighPass(LAYOUT.segments, 0.1)(filtered)
+    torch.testing.assert_close(filtered, moved, rtol=0, atol=1e-6)
+    plain = one_rank["aggregator fedavg"].theta - start
+    assert moved.norm() < 0.97 * plain.norm()
 
 
-def _one_step(collectives: Collectives, theta: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    server = _momentum_server(collectives)
-    if state:
-        server.load_state(state)
-    clients = [_Client(client, 0) for client in (1, 2)]
-    plan = assign([1, 1], collectives.num_ranks)
-    local = _local_result([clients[p] for p in plan[collectives.rank]], server.columns)
-    report = share_results(local, [1, 2], [17, 24], plan, RANK, collectives)
-    rows = local.rows(range(len(plan[collectives.rank])), False)
-    theta, _ = server.step(theta, server.exchange(rows, report.facts([0, 1])))
-    return theta, server.full_state()
+def _third_round(collectives: Collectives, theta: dict[str, Tensor], states: dict[str, Any]) -> dict[str, Any]:
+    """The round after two others, by a new server that goes on from `states`; the model and the states after it."""
+    found = {}
+    for name, made in _server_methods().items():
+        columns = Columns.shared(NUM_PARAMETERS, collectives.num_ranks, RANK * 3)
+        server = _server(made, columns, collectives)
+        server.load_state(states[name])
+        moved, _ = _round(server, made, theta[name], 2, collectives, [1, 2, 5], [])
+        found[name] = (moved, server.full_state(), dict(server.broadcast))
+    return found
 
 
-def test_the_servers_state_goes_on_at_another_number_of_ranks(tmp_path: Path) -> None:
-    theta, state = _one_step(SingleProcess(), torch.zeros(NUM_PARAMETERS), {})
-    assert state["momentum"].shape == (NUM_PARAMETERS,)
-    expected = _one_step(SingleProcess(), theta, state)
-    for found, found_state in run_ranks(_one_step, 3, tmp_path, theta, state):
-        assert torch.equal(found, expected[0])
-        assert torch.equal(found_state["momentum"], expected[1]["momentum"])
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_what_the_server_remembers_goes_on_at_another_number_of_ranks(num_ranks: int, tmp_path: Path) -> None:
+    alone = SingleProcess()
+    thetas, states, expected = {}, {}, {}
+    for name, made in _server_methods().items():
+        server = _server(made, Columns.shared(NUM_PARAMETERS, 1, RANK * 3), alone)
+        theta = torch.linspace(-1, 1, NUM_PARAMETERS)
+        for index in range(2):
+            theta, _ = _round(server, made, theta, index, alone, [1, 2, 5], [])
+        thetas[name], states[name] = theta, {key: value.clone() for key, value in server.full_state().items()}
+        moved, _ = _round(server, made, theta, 2, alone, [1, 2, 5], [])
+        expected[name] = (moved, server.full_state(), dict(server.broadcast))
+    remembering = {name for name, state in states.items() if state}
+    assert {"optimizer adam", "algorithm scaffold", "algorithm feddyn", "weights fedawa"} <= remembering
+    for found in run_ranks(_third_round, num_ranks, tmp_path, thetas, states):
+        for name, (theta, state, broadcast) in expected.items():
+            assert torch.equal(found[name][0], theta), name
+            for whole, mine in ((state, found[name][1]), (broadcast, found[name][2])):
+                assert whole.keys() == mine.keys()
+                assert all(torch.equal(mine[key], value) for key, value in whole.items()), name
 
 
 def _raised_and_kept(collectives: Collectives) -> tuple[str, list[int]]:
@@ -199,7 +322,7 @@ def _raised_and_kept(collectives: Collectives) -> tuple[str, list[int]]:
     clients = [_Client(client, 0, client in (7, 9)) for client in cohort]
     columns = Columns.shared(NUM_PARAMETERS, collectives.num_ranks)
     local = _local_result([clients[p] for p in plan[collectives.rank]], columns)
-    report = share_results(local, cohort, [1, 1, 1], plan, RANK, collectives)
+    report = share_results(local, cohort, _facts(clients, cohort), plan, RANK, collectives)
     with pytest.raises(NonFiniteUpdateError) as raised:
         report.finite("raise", 12)
     kept = report.finite("skip", 12)
@@ -216,17 +339,18 @@ def test_non_finite_updates_name_client_round_and_rank_on_every_rank(tmp_path: P
 
 
 def test_nobody_left_has_no_mean() -> None:
-    plan = [[0]]
-    local = _local_result([_Client(1, 0, broken=True)], Columns.shared(NUM_PARAMETERS, 1))
-    report = share_results(local, [1], [1], plan, RANK, SingleProcess())
+    clients = [_Client(1, 0, broken=True)]
+    local = _local_result(clients, Columns.shared(NUM_PARAMETERS, 1))
+    report = share_results(local, [1], _facts(clients, [1]), [[0]], RANK, SingleProcess())
     assert report.finite("skip", 1) == []
     assert report.metrics([]) == {"train_loss": None, "filter/energy_removed": None, "clients_skipped": 1}
 
 
 def _stopped_report(collectives: Collectives) -> bool:
-    local = _local_result([_Client(1, 0)] if collectives.rank == 0 else [], Columns.shared(NUM_PARAMETERS, 2))
+    clients = [_Client(1, 0), _Client(2, 0)]
+    local = _local_result(clients[:1] if collectives.rank == 0 else [], Columns.shared(NUM_PARAMETERS, 2))
     local.complete = collectives.rank == 0
-    return share_results(local, [1, 2], [1, 1], [[0], [1]], RANK, collectives).stopped
+    return share_results(local, [1, 2], _facts(clients, [1, 2]), [[0], [1]], RANK, collectives).stopped
 
 
 def test_one_rank_that_stopped_half_way_stops_the_round_for_all(tmp_path: Path) -> None:

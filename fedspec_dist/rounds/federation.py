@@ -1,4 +1,4 @@
-"""From a config to the objects of a run: data, clients, model, and the methods of each phase."""
+"""From a config to what a run works on: the data, who holds what of it, and the initial model."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedspec_dist import methods, seeding
 from fedspec_dist.config import Config, expand_home
@@ -26,6 +27,14 @@ class Federation:
 
     dataset: Dataset
     clients: Sequence[np.ndarray]  # client -> positions in the training set
+    proxy: tuple[Tensor, Tensor] | None = None  # images, labels: the server's own, taken out of the test set
+
+    def to(self, device: torch.device) -> Federation:
+        """The same on a device."""
+        proxy = self.proxy
+        if proxy is not None:
+            proxy = proxy[0].to(device, memory_format=torch.channels_last), proxy[1].to(device)
+        return Federation(self.dataset.to(device), self.clients, proxy)
 
     @property
     def population(self) -> list[int]:
@@ -60,7 +69,7 @@ def load_federation(config: Config, prepares: bool) -> Federation:
         seeding.generator(config.seed, "partition"),
         **data.partition.parameters(without=["clients"]),
     )
-    federation = Federation(dataset, clients)
+    federation = _with_proxy(config, Federation(dataset, clients))
     empty = len(clients) - len(federation.population)
     if empty:
         log.info("%d of %d clients have no data and never take part", empty, len(clients))
@@ -70,6 +79,34 @@ def load_federation(config: Config, prepares: bool) -> Federation:
             f"{len(clients)} clients have data; allowed: at most {len(federation.population)}"
         )
     return federation
+
+
+def _with_proxy(config: Config, federation: Federation) -> Federation:
+    """Some of the test samples become the server's own, if the weights of a phase are learned on such.
+
+    They are gone from the test set in all phases, so that all are tested on the same samples.
+    """
+    shares = [getattr(phase.server.weights, "proxy_fraction", 0.0) for phase in config.schedule()]
+    if not any(shares):
+        return federation
+    labels = federation.dataset.test_labels.numpy()
+    positions = balanced_subset(labels, max(shares), seeding.generator(config.seed, "proxy"))
+    if len(positions) == len(labels):
+        raise ValueError(
+            f"server.weights.proxy_fraction: got {max(shares)}, which takes all {len(labels)} test samples; "
+            "allowed: a share that leaves some to test on"
+        )
+    dataset, *proxy = federation.dataset.hold_out(positions)
+    log.info("%d of %d test samples are the server's own and not tested on", len(positions), len(labels))
+    return Federation(dataset, federation.clients, (proxy[0], proxy[1]))
+
+
+def balanced_subset(labels: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
+    """Positions of about `share` of the samples, equally many of each class, at least one."""
+    classes = np.unique(labels)
+    quota = max(1, int(share * len(labels) / len(classes)))
+    chosen = [rng.permutation(np.flatnonzero(labels == label))[:quota] for label in classes]
+    return np.sort(np.concatenate(chosen))
 
 
 def build_model(config: Config, dataset: Dataset) -> Network:

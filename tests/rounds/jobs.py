@@ -1,0 +1,90 @@
+"""Whole runs on a tiny problem, inside the test's process or a rank of the harness."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedspec_dist.config import Config, load
+from fedspec_dist.distributed.collectives import Collectives, SingleProcess
+from fedspec_dist.distributed.environment import Environment
+from fedspec_dist.distributed.runtime import Runtime
+from fedspec_dist.distributed.watch import StopRequest
+from fedspec_dist.rounds.checkpoint import load_newest
+from fedspec_dist.rounds.federation import build_model, load_federation
+from fedspec_dist.rounds.loop import Job, train
+from fedspec_dist.rounds.phases import Phases
+from fedspec_dist.tracking.run_folder import RunFolder
+
+# Six clients of different sizes, three a round, two or more batches each.
+TINY = (
+    "name=tiny",
+    "data={dataset: synthetic, shape: [1, 8, 8], num_classes: 3, num_train: 90, num_test: 30}",
+    "data.partition={type: quantity_skew, clients: 6, sigma: 0.5, min_size: 8}",
+    "model={type: cnn, width: 2}",
+    "clients_per_round=3",
+    "rounds=2",
+    "local.epochs=1",
+    "local.batch_size=5",
+    "filter=none",
+    "checkpoint.every=2",
+    "runtime.device=cpu",
+)
+
+
+@dataclass
+class Recorder:
+    """A tracker that keeps everything, and asks the run to stop after some rounds: as a signal would, in the next."""
+
+    stop: StopRequest
+    rounds: int | None
+    records: list[dict[str, Any]] = field(default_factory=list)
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        self.records.append(dict(record))
+        if record["round"] == self.rounds:
+            self.stop.reason = "the test"
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Finished:
+    model: dict[str, Tensor]
+    records: list[dict[str, Any]]
+
+    def results(self) -> list[dict[str, Any]]:
+        """The records without what depends on machine and ranks."""
+        measured = ("seconds_", "rank_imbalance", "bytes_exchanged")
+        return [{k: v for k, v in record.items() if not k.startswith(measured)} for record in self.records]
+
+
+def tiny(overrides: Sequence[str] = ()) -> Config:
+    return load(None, [*TINY, *overrides])
+
+
+def run_job(config: Config, folder: Path, collectives: Collectives | None = None, rounds: int | None = None) -> Finished:
+    """Train to the end, or to `rounds`; goes on from the folder's newest checkpoint."""
+    collectives = collectives or SingleProcess()
+    rank, num_ranks = collectives.rank, collectives.num_ranks
+    environment = Environment(rank, num_ranks, rank, num_ranks, launched=True)
+    runtime = Runtime(environment, torch.device("cpu"), "gloo", collectives, StopRequest())
+    federation = load_federation(config, prepares=True)
+    module = build_model(config, federation.dataset)
+    run_folder = RunFolder(folder)
+    saved = load_newest(run_folder.checkpoints, config.fingerprint())
+    if saved is not None:
+        module.load_state_dict(dict(saved.model))
+    phases = Phases(config, module, federation, runtime)
+    if saved is not None:
+        phases.resume(saved.round, saved.server, saved.clients)
+    recorder = Recorder(runtime.stop, rounds)
+    train(Job(config, runtime, federation, phases, run_folder, recorder), saved.round if saved else 0)
+    model = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    return Finished(model, recorder.records)

@@ -1,0 +1,83 @@
+"""Every local method in whole runs: the same bits at any number of ranks, and after a stop at another number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedspec_dist import methods
+from fedspec_dist.distributed.collectives import Collectives
+from tests.distributed.harness import run_ranks
+from tests.rounds.jobs import Finished, run_job, tiny
+
+ROUNDS = 4
+# A method with what makes it differ from FedAvg soon, if its defaults do not; fednova has to have its aggregator.
+SETTINGS: dict[str, list[str]] = {
+    **{name: [f"local.algorithm={name}"] for name in methods.LOCAL_ALGORITHMS},
+    "scaffold full gradient": ["local.algorithm={type: scaffold, option: 1}", "filter={type: rfft, ratio: 0.1}"],
+    "fednova": ["local.algorithm={type: fednova, mu: 0.1}", "server.aggregator=fednova"],
+    "fedsam adaptive": ["local.algorithm={type: fedsam, adaptive: true}"],
+    "moon with a projection head": ["local.algorithm=moon", "model.projection=4"],
+    "random filter": ["filter={type: random, ratio: 0.3}"],
+    "fisher_diagonal": ["server.aggregator=fisher_diagonal"],
+    "fedlaw": ["server.weights={type: fedlaw, epochs: 2, proxy_fraction: 0.2}"],
+    "all at once": [
+        "local.algorithm=feddc",
+        "local.momentum=0.5",
+        "server.aggregator=fedgh",
+        "server.weights=fedawa",
+        "server.optimizer=yogi",
+        "server.filter={type: rfft, ratio: 0.1}",
+        "sampling=bernoulli",
+        "dropout=0.2",
+        "local.epochs={min: 1, max: 3}",
+        "data.augment=[flip]",
+    ],
+}
+
+
+def _runs(collectives: Collectives, folder: str, until: int | None) -> dict[str, Finished]:
+    return {
+        name: run_job(tiny([*overrides, f"rounds={ROUNDS}"]), Path(folder) / name, collectives, until)
+        for name, overrides in SETTINGS.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
+    folder = tmp_path_factory.mktemp("alone")
+    (runs,) = run_ranks(_runs, 1, folder, str(folder), None, timeout_s=300)
+    return dict(runs)
+
+
+def _require_same(found: dict[str, Finished], expected: dict[str, Finished], since: int, where: str) -> None:
+    for name, run in expected.items():
+        for key, tensor in run.model.items():
+            assert torch.equal(found[name].model[key], tensor), f"{name}: {key} {where}"
+        assert found[name].results() == run.results()[since:], f"{name} {where}"
+
+
+def test_every_method_does_something_of_its_own(undisturbed: dict[str, Finished]) -> None:
+    weights: dict[str, Any] = {name: run.model["conv2.weight"] for name, run in undisturbed.items()}
+    for name, weight in weights.items():
+        assert weight.isfinite().all(), name
+        twins = [other for other, theirs in weights.items() if other != name and torch.equal(weight, theirs)]
+        assert not twins, f"{name} is the same as {twins}"
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_same_bits_on_any_number_of_ranks(num_ranks: int, undisturbed: dict[str, Finished], tmp_path: Path) -> None:
+    for rank, found in enumerate(run_ranks(_runs, num_ranks, tmp_path, str(tmp_path), None, timeout_s=300)):
+        _require_same(found, undisturbed, 0, f"on rank {rank} of {num_ranks}")
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2)])
+def test_same_bits_after_a_stop_at_another_number_of_ranks(
+    before: int, after: int, undisturbed: dict[str, Finished], tmp_path: Path
+) -> None:
+    run_ranks(_runs, before, tmp_path, str(tmp_path), 3, timeout_s=300)
+    for rank, found in enumerate(run_ranks(_runs, after, tmp_path, str(tmp_path), None, timeout_s=300)):
+        _require_same(found, undisturbed, 3, f"on rank {rank}, resumed")
