@@ -1,6 +1,7 @@
-"""Gradient filters: linear operators that change a client's gradient before its local step.
+"""Gradient filters: what changes a client's gradient before its local step, layer by layer.
 
-A filter is built from the layers it acts on, `Filter(segments, **parameters)`, and called with the flat gradient
-`[..., P]`, which it changes in place. Nothing here knows a model, a device or a rank; only `torch` and
-`fedspec_dist.parameters` are imported. A new one is one file and one line in `methods.FILTERS`.
+A filter is built from the layers it acts on, `Filter(segments, **parameters)`. `filter.prepare(round_number, seed)` is
+called before each client's steps of a round, and `filter(gradient)` changes the flat gradient `[..., P]` in place.
+Nothing here knows a model, a device or a rank; of the package only `fedspec_dist.parameters` is imported. A new one is
+one file and one line in `methods.FILTERS`; `layerwise.LayerFilter` and `layerwise.RatioFilter` do all but the formula.
 """

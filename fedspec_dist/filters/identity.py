@@ -15,5 +15,8 @@ class Identity:
     def __init__(self, segments: Sequence[Segment] = ()) -> None:
         self.segments = tuple(segments)
 
+    def prepare(self, round_number: int, seed: int) -> None:
+        """Does nothing: every round is alike."""
+
     def __call__(self, gradient: Tensor) -> None:
         """Does nothing to `gradient [..., P]`."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from fedspec_dist.parameters import Segment
+from .layerwise import RatioFilter, replace_stacked, working_dtype
 
 # A row of so many float32 and its spectrum fit into a core's first-level cache.
 _LONG = 2048
@@ -29,41 +28,62 @@ def high_pass(gradient: Tensor, ratio: float) -> Tensor:
 
     "SpecGradFilter: A Spectral Gradient Filtering Framework for Taming Federated Heterogeneity", FFT-based realization.
     """
-    d = gradient.shape[-1]
-    cut = num_removed(d, ratio)
-    if cut == 0:
+    return _without(gradient, slice(0, num_removed(gradient.shape[-1], ratio)))
+
+
+def low_pass(gradient: Tensor, ratio: float) -> Tensor:
+    """As `high_pass`, with `D` zeroing the last `num_removed(d, ratio)` coefficients: the paper's ablation."""
+    n = gradient.shape[-1] // 2 + 1
+    return _without(gradient, slice(n - num_removed(gradient.shape[-1], ratio), n))
+
+
+def _without(gradient: Tensor, band: slice) -> Tensor:
+    if band.start == band.stop:
         return gradient
-    spectrum = torch.fft.rfft(gradient.to(_fft_dtype(gradient.dtype)))
-    spectrum[..., :cut] = 0
-    return torch.fft.irfft(spectrum, n=d).to(gradient.dtype)
+    spectrum = torch.fft.rfft(gradient.to(working_dtype(gradient.dtype)))
+    spectrum[..., band] = 0
+    return torch.fft.irfft(spectrum, n=gradient.shape[-1]).to(gradient.dtype)
 
 
-class HighPass:
-    """`high_pass` on every given layer of a flat gradient `[..., P]`, in place; the rest stays as it is, bit for bit.
+def high_pass_in_parts(signals: Tensor, cut: int) -> Tensor:
+    """`high_pass` of `signals [..., d]` for `cut` of 1 or more, by the short FFTs of `_filter_parts`."""
+    num_parts = _num_parts(signals.shape[-1], cut)
+    return _filter_parts(_interleaved(signals, num_parts), cut).transpose(-1, -2).flatten(-2)
 
-    Layers of equal size share one FFT call, which costs far less than one call each.
 
-    Raises:
-        ValueError: `ratio` is outside [0, 1).
+class LayerSpectrum(RatioFilter):
+    """A filter that removes `num_removed(d, ratio)` of a layer's coefficients; where that is 0, nothing changes."""
+
+    def takes_from(self, d: int) -> bool:
+        return num_removed(d, self.ratio) > 0
+
+
+class HighPass(LayerSpectrum):
+    """SpecGradFilter: `high_pass` on every given layer of a flat gradient `[..., P]`, in place.
+
+    Where any coefficient goes, a constant gradient becomes 0; where all of them go, every gradient does.
     """
 
-    def __init__(self, segments: Sequence[Segment], ratio: float = 0.05) -> None:
-        if not 0 <= ratio < 1:
-            raise ValueError(f"filter.ratio: must be at least 0 and below 1, got {ratio}")
-        self.ratio = ratio
-        self._starts: dict[int, list[int]] = {}
-        for segment in segments:
-            if num_removed(segment.size, ratio):
-                self._starts.setdefault(segment.size, []).append(segment.start)
+    def replace(self, layers: list[Tensor], dim: int) -> None:
+        # In the order in which they are stored, layers are cut into parts by the copies that are made anyway.
+        d = layers[0].shape[-1]
+        if d in self.permutations:
+            return super().replace(layers, dim)
+        cut = num_removed(d, self.ratio)
+        num_parts = _num_parts(d, cut)
+        replace_stacked(
+            [_interleaved(layer, num_parts) for layer in layers], lambda parts: _filter_parts(parts, cut), dim
+        )
 
-    def __call__(self, gradient: Tensor) -> None:
-        """Filters `gradient [P]` or `[C, P]`, of any floating dtype, on its device and without waiting for it."""
-        for size, starts in self._starts.items():
-            cut = num_removed(size, self.ratio)
-            num_parts = _num_parts(size, cut)
-            layers = [_interleaved(gradient.narrow(-1, start, size), num_parts) for start in starts]
-            filtered = _filter_parts(torch.stack(layers, dim=-3).to(_fft_dtype(gradient.dtype)), cut)
-            torch._foreach_copy_(layers, list(filtered.unbind(-3)))
+    def signal_filtered(self, signals: Tensor) -> Tensor:
+        return high_pass_in_parts(signals, num_removed(signals.shape[-1], self.ratio))
+
+
+class LowPass(LayerSpectrum):
+    """`low_pass` on every given layer of a flat gradient `[..., P]`, in place."""
+
+    def signal_filtered(self, signals: Tensor) -> Tensor:
+        return low_pass(signals, self.ratio)
 
 
 def _num_parts(d: int, cut: int) -> int:
@@ -104,7 +124,3 @@ def _factors(num_parts: int, cut: int, d: int, dtype: torch.dtype, device: torch
     turns = torch.arange(num_parts, dtype=torch.float64)[:, None] * torch.arange(cut) / d
     forward = torch.polar(torch.ones_like(turns), -2 * math.pi * turns)
     return forward.to(device, dtype), (forward.conj() / num_parts).to(device, dtype)
-
-
-def _fft_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

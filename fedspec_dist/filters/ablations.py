@@ -1,0 +1,63 @@
+"""What SpecGradFilter is compared with to see what its low frequencies, and its shorter steps, are worth.
+
+"SpecGradFilter: A Spectral Gradient Filtering Framework for Taming Federated Heterogeneity", ablations. The paper's
+supplement, with their details, is not available; decisions of our own are named.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .spectral import LayerSpectrum, high_pass_in_parts, num_removed
+
+
+class RandomSuppression(LayerSpectrum):
+    """Zeroes `num_removed(d, ratio)` of a layer's real-FFT coefficients, drawn without replacement.
+
+    Our decision: a new draw per layer and step, in the order of the layers given, from a generator that `prepare`
+    seeds. All rows of a gradient `[C, P]` share one draw. For each draw it is a linear orthogonal projection; where
+    nothing is to be removed the layer keeps its bits, and nothing is drawn.
+    """
+
+    def prepare(self, round_number: int, seed: int) -> None:
+        super().prepare(round_number, seed)
+        self._generator = np.random.default_rng(seed)
+
+    def __call__(self, gradient: Tensor) -> None:
+        draws: dict[int, list[Tensor]] = {}
+        for d in (segment.size for segment in self.segments if self.takes_from(segment.size)):
+            draws.setdefault(d, []).append(self._draw(d))
+        self._removed = {d: _sent(torch.stack(masks), gradient.device) for d, masks in draws.items()}
+        super().__call__(gradient)
+
+    def signal_filtered(self, signals: Tensor) -> Tensor:
+        d = signals.shape[-1]
+        return torch.fft.irfft(torch.fft.rfft(signals).masked_fill_(self._removed[d], 0), n=d)
+
+    def _draw(self, d: int) -> Tensor:
+        """Which coefficients go, `[d // 2 + 1]`."""
+        n = d // 2 + 1
+        # A torch.Generator would keep 32 bits of the seed only.
+        drawn = self._generator.choice(n, num_removed(d, self.ratio), replace=False, shuffle=False)
+        return torch.zeros(n, dtype=torch.bool).index_fill_(0, torch.from_numpy(drawn), True)
+
+
+class L2Rescale(LayerSpectrum):
+    """`g ||Phi(g)|| / ||g||` per layer, Phi the high-pass filter: its shorter step in the gradient's own direction.
+
+    Our decision, as the paper does not define its "l2-norm rescaling". A gradient of 0 stays 0. Neither linear nor a
+    projection, but it keeps scale: `filter(a g) = a filter(g)`.
+    """
+
+    def signal_filtered(self, signals: Tensor) -> Tensor:
+        norms = torch.linalg.vector_norm(signals, dim=-1, keepdim=True)
+        high = high_pass_in_parts(signals, num_removed(signals.shape[-1], self.ratio))
+        kept = torch.linalg.vector_norm(high, dim=-1, keepdim=True)
+        return signals * torch.where(norms == 0, 0, kept / norms)
+
+
+def _sent(mask: Tensor, device: torch.device) -> Tensor:
+    # Only from pinned memory does a copy to a GPU not wait for it.
+    return (mask.pin_memory() if device.type == "cuda" else mask).to(device, non_blocking=True)
