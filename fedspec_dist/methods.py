@@ -87,8 +87,33 @@ MODELS = {
 }
 
 LOCAL_ALGORITHMS = {
-    "fedavg": method(".clients.fedavg:FedAvg"),
-    "fedprox": method(".clients.fedprox:FedProx", mu=(NotNegative, 0.01)),
+    "fedavg": method(".clients.algorithms.fedavg:FedAvg"),
+    "fedprox": method(".clients.algorithms.fedprox:FedProx", mu=(NotNegative, 0.01)),
+    "fednova": method(".clients.algorithms.fednova:FedNova", mu=(NotNegative, 0.0)),
+    "scaffold": method(".clients.algorithms.scaffold:Scaffold", option=(Literal[1, 2], 2)),
+    "feddyn": method(".clients.algorithms.feddyn:FedDyn", alpha=(NotNegative, 0.1)),
+    "feddc": method(".clients.algorithms.feddc:FedDC", alpha=(NotNegative, 0.01)),
+    "fedcm": method(".clients.algorithms.fedcm:FedCM", alpha=(Annotated[float, Field(gt=0, le=1)], 0.1)),
+    "fedsam": method(
+        ".clients.algorithms.fedsam:FedSAM", rho=(NotNegative, 0.1), adaptive=(bool, False), eta=(NotNegative, 0.2)
+    ),
+    "mofedsam": method(
+        ".clients.algorithms.mofedsam:MoFedSAM",
+        alpha=(Annotated[float, Field(gt=0, le=1)], 0.1),
+        rho=(NotNegative, 0.1),
+    ),
+    "fedlc": method(
+        ".clients.algorithms.fedlc:FedLC", tau=(NotNegative, 1.0), denominator=(Literal["all", "others"], "all")
+    ),
+    "feddecorr": method(".clients.algorithms.feddecorr:FedDecorr", beta=(NotNegative, 0.1)),
+    "moon": method(".clients.algorithms.moon:Moon", mu=(NotNegative, 5.0), temperature=(Positive, 0.5)),
+    "fedrcl": method(
+        ".clients.algorithms.fedrcl:FedRCL",
+        temperature=(Positive, 0.05),
+        threshold=(Annotated[float, Field(ge=-1, le=1)], 0.7),
+        contrast_weight=(NotNegative, 1.0),
+        relaxation_weight=(NotNegative, 1.0),
+    ),
 }
 
 FILTERS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from math import cos, pi
+from math import cos, exp, log, pi
 
 import torch
 from torch import Tensor
@@ -145,3 +145,71 @@ class DenseRows:
 
     def zeros(self) -> Tensor:
         return self.rows.new_zeros(self.rows.shape[1])
+
+
+def sam_ascent(parameters: Tensor, gradient: Tensor, rho: float, scaled: Sequence[int], eta: float) -> Tensor:
+    """`e [P]` of SAM, or of ASAM for the entries `scaled`, entry by entry."""
+    scales = [abs(float(w)) + eta if i in scaled else 1.0 for i, w in enumerate(parameters)]
+    norm = sum((t * float(g)) ** 2 for t, g in zip(scales, gradient, strict=True)) ** 0.5
+    ascent = [rho * t * t * float(g) / norm for t, g in zip(scales, gradient, strict=True)]
+    return torch.tensor(ascent, dtype=torch.float64)
+
+
+def calibrated_cross_entropy(
+    logits: Tensor, labels: Tensor, class_counts: Sequence[int], tau: float, with_own: bool = True
+) -> float:
+    """FedLC's loss, class by class; without the sample's own class in the denominator if not `with_own`."""
+    total = 0.0
+    for row, label in zip(logits.tolist(), labels.tolist(), strict=True):
+        terms = {c: exp(z - tau * n**-0.25) for c, (z, n) in enumerate(zip(row, class_counts, strict=True)) if n > 0}
+        others = sum(term for c, term in terms.items() if c != label)
+        if with_own or others:
+            total -= log(terms[label] / (others + with_own * terms[label]))
+    return total / len(logits)
+
+
+def feature_decorrelation(features: Tensor) -> float:
+    """FedDecorr's second term: the features standardised one by one, then every pair of them."""
+    num_samples, width = features.shape
+    columns = []
+    for column in features.T.tolist():
+        mean = sum(column) / num_samples
+        variance = sum((x - mean) ** 2 for x in column) / (num_samples - 1)
+        columns.append([(x - mean) / (variance + 1e-8) ** 0.5 for x in column])
+    products = [
+        sum(x * y for x, y in zip(columns[i], columns[j], strict=True)) ** 2
+        for i in range(width)
+        for j in range(width)
+        if i != j
+    ]
+    return sum(products) / len(products) / num_samples
+
+
+def cosine_of(x: Sequence[float], y: Sequence[float]) -> float:
+    inner = sum(a * b for a, b in zip(x, y, strict=True))
+    return inner / (sum(a * a for a in x) * sum(b * b for b in y)) ** 0.5
+
+
+def model_contrast(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float) -> float:
+    """MOON's second term, sample by sample."""
+    total = 0.0
+    for own, there, before in zip(z.tolist(), z_global.tolist(), z_previous.tolist(), strict=True):
+        attraction, repulsion = exp(cosine_of(own, there) / temperature), exp(cosine_of(own, before) / temperature)
+        total -= log(attraction / (attraction + repulsion))
+    return total / len(z)
+
+
+def relaxed_contrast(level: Tensor, labels: Tensor, temperature: float, threshold: float) -> tuple[float, float]:
+    """FedRCL's two terms for one level `[B, C, H, W]` or `[B, d]`, from sorted lists of similarities."""
+    images = level.reshape(*level.shape[:2], -1).tolist()
+    features = [[sum(channel) / len(channel) for channel in image] for image in images]
+    classes, contrasts, relaxations = labels.tolist(), [], []
+    for i, anchor in enumerate(features):
+        similarities = [cosine_of(anchor, other) for other in features]
+        same = [s for j, s in enumerate(similarities) if classes[j] == classes[i]]
+        different = sorted(s for j, s in enumerate(similarities) if classes[j] != classes[i])
+        positive = exp(min(same) / temperature)
+        contrasts.append(-log(positive / (positive + sum(exp(s / temperature) for s in different[-2:]))))
+        least = min((s for j, s in enumerate(similarities) if classes[j] == classes[i] and j != i), default=-1.0)
+        relaxations.append(log(1 + exp(((least if least >= threshold else -1.0) - 1) / temperature)))
+    return sum(contrasts) / len(contrasts), sum(relaxations) / len(relaxations)

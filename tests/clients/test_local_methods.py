@@ -1,121 +1,350 @@
-"""Local algorithms and the step on the spec's toy problem, where every number can be checked by hand.
+"""The shared table of local methods: a row for each, with numbers worked out by hand, and what holds for all.
 
-Two clients with gradients `A_i (w - b_i)`: A_1 = diag(1, 2), b_1 = (1, 0), A_2 = diag(3, 1), b_2 = (0, 2); start
-(1, 1), lr 0.1, two steps.
+Methods that change the step are worked out on the toy federation of `harness`, those that change the loss on a model
+whose outputs are its inputs. What is particular to a method is tested in the files beside this one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import cos, log, pi, sin
+from typing import get_args
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from fedspec_dist import methods
-from fedspec_dist.clients.fedavg import FedAvg
-from fedspec_dist.clients.fedprox import FedProx
+from fedspec_dist.clients.algorithms import fedlc, scaffold
+from fedspec_dist.clients.algorithms.base import Client, LocalAlgorithm
+from fedspec_dist.clients.algorithms.fedavg import FedAvg
+from fedspec_dist.clients.algorithms.fedcm import FedCM
+from fedspec_dist.clients.algorithms.feddc import FedDC
+from fedspec_dist.clients.algorithms.feddecorr import FedDecorr
+from fedspec_dist.clients.algorithms.feddyn import FedDyn
+from fedspec_dist.clients.algorithms.fedlc import FedLC
+from fedspec_dist.clients.algorithms.fednova import FedNova
+from fedspec_dist.clients.algorithms.fedprox import FedProx
+from fedspec_dist.clients.algorithms.fedrcl import FedRCL
+from fedspec_dist.clients.algorithms.fedsam import FedSAM
+from fedspec_dist.clients.algorithms.mofedsam import MoFedSAM
+from fedspec_dist.clients.algorithms.moon import Moon
+from fedspec_dist.clients.algorithms.scaffold import Scaffold
 from fedspec_dist.clients.sgd import LocalSgd
-from fedspec_dist.clients.vectors import LocalAlgorithm, LocalVectors
+from fedspec_dist.clients.vectors import LocalVectors
+from fedspec_dist.parameters import Segment
+from tests.clients.harness import CENTRES, CURVATURES, F64, START, Echo, Federation, a_client, toy, train
 
-F64 = torch.float64
-CURVATURES = torch.tensor([[1.0, 2.0], [3.0, 1.0]], dtype=F64)
-CENTRES = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=F64)
-START = torch.tensor([1.0, 1.0], dtype=F64)
-
-
-def _train(
-    algorithm: LocalAlgorithm,
-    gradient: Callable[[Tensor], Tensor],
-    start: Tensor,
-    num_steps: int = 2,
-    sgd: LocalSgd | None = None,
-    lr: float = 0.1,
-) -> Tensor:
-    """Parameters after `num_steps`, for `start [P]` or, batched over clients, `[C, P]`."""
-    sgd = sgd or LocalSgd()
-    vectors = LocalVectors(start.clone(), torch.zeros_like(start), START, torch.zeros_like(start))
-    velocity = torch.zeros_like(start)
-    for _ in range(num_steps):
-        vectors.gradient.copy_(gradient(vectors.parameters))
-        algorithm.correct(vectors)
-        sgd.step(vectors, velocity, lr)
-    return vectors.parameters
+Point = tuple[float, float]
 
 
-def _toy(client: int) -> Callable[[Tensor], Tensor]:
-    return lambda w: CURVATURES[client] * (w - CENTRES[client])
+@dataclass(frozen=True)
+class Stepping:
+    """A method that changes the step. `rounds` has the two clients' models and the next global one."""
+
+    algorithm: Callable[[], LocalAlgorithm]
+    rounds: list[tuple[Point, Point, Point]]
+    num_steps: int = 2
+    neutral: Callable[[], LocalAlgorithm] | None = None  # the setting that is FedAvg bit for bit
 
 
-# name -> (algorithm, y_1, y_2)
-HAND_COMPUTED = {
-    "fedavg": (FedAvg(), (1.0, 0.64), (0.49, 1.19)),
-    "fedprox": (FedProx(mu=1.0), (1.0, 0.66), (0.52, 1.18)),
+STEPPING = {
+    "fedavg": Stepping(FedAvg, [((1, 0.64), (0.49, 1.19), (0.745, 0.915))], neutral=FedAvg),
+    "fedprox": Stepping(
+        lambda: FedProx(mu=1.0), [((1, 0.66), (0.52, 1.18), (0.76, 0.92))], neutral=lambda: FedProx(mu=0.0)
+    ),
+    "fednova": Stepping(lambda: FedNova(mu=1.0), [((1, 0.66), (0.52, 1.18), (0.76, 0.92))], neutral=FedNova),
+    "scaffold": Stepping(
+        Scaffold,
+        [
+            ((1, 0.64), (0.49, 1.19), (0.745, 0.915)),
+            ((0.5512, 0.8331), (0.5818, 0.8599), (0.5665, 0.8465)),
+        ],
+    ),
+    "feddyn": Stepping(
+        lambda: FedDyn(alpha=0.5),
+        [
+            ((1, 0.65), (0.505, 1.185), (0.505, 0.835)),
+            ((0.596575, 0.573375), (0.2958625, 1.0334125), (0.1399375, 0.6892875)),
+        ],
+    ),
+    "feddc": Stepping(
+        lambda: FedDC(alpha=0.5),
+        [
+            ((1, 0.65), (0.505, 1.185), (0.505, 0.835)),
+            ((0.3676375, 0.8074375), (0.50005, 0.785975), (0.1151875, 0.6759125)),
+        ],
+    ),
+    "fedcm": Stepping(
+        lambda: FedCM(alpha=0.5),
+        [
+            ((1, 0.81), (0.7225, 1.0975), (0.86125, 0.95375)),
+            ((0.8071375, 0.75056875), (0.55808125, 1.0332125), (0.682609375, 0.891890625)),
+        ],
+        neutral=lambda: FedCM(alpha=1.0),
+    ),
+    "fedsam": Stepping(
+        lambda: FedSAM(rho=0.5),
+        [((1, 0.7), (0.5576975053, 1.1158113883), (0.7788487526, 0.9079056942))],
+        num_steps=1,
+        neutral=lambda: FedSAM(rho=0.0),
+    ),
+    "mofedsam": Stepping(
+        lambda: MoFedSAM(alpha=0.5, rho=0.5),
+        [((1, 0.85), (0.7788487526, 1.0579056942), (0.8894243763, 0.9539528471))],
+        num_steps=1,
+        neutral=lambda: MoFedSAM(alpha=1.0, rho=0.0),
+    ),
 }
 
 
-def test_every_algorithm_of_the_table_is_in_this_one() -> None:
-    assert HAND_COMPUTED.keys() == methods.LOCAL_ALGORITHMS.keys()
+def _at_degrees(*angles: float) -> Tensor:
+    return torch.tensor([[cos(pi * a / 180), sin(pi * a / 180)] for a in angles], dtype=F64)
 
 
-@pytest.mark.parametrize("name", HAND_COMPUTED)
-def test_two_clients_by_hand(name: str) -> None:
-    algorithm, *expected = HAND_COMPUTED[name]
-    for client, values in enumerate(expected):
-        trained = _train(algorithm, _toy(client), START)
-        torch.testing.assert_close(trained, torch.tensor(values, dtype=F64), rtol=0, atol=1e-12)
+@dataclass(frozen=True)
+class Losing:
+    """A method that changes the loss. `difference` is to the task's loss, for outputs equal to `inputs`."""
+
+    algorithm: Callable[[], LocalAlgorithm]
+    inputs: Tensor
+    labels: list[int]
+    difference: float
+    neutral: Callable[[], LocalAlgorithm]
+    class_counts: tuple[int, ...] = (1, 1)
+    z_global: Point = (1.0, 0.0)
+    z_previous: Point = (0.0, 1.0)
+
+    def client(self) -> Client:
+        frozen = {name: Echo(self._copies(z)) for name, z in self.frozen().items()}
+        return a_client(class_counts=torch.tensor(self.class_counts), is_new=False, frozen=frozen)
+
+    def frozen(self) -> dict[str, Point]:
+        return {"anchor": self.z_global, "previous": self.z_previous}
+
+    def _copies(self, z: Point) -> Tensor:
+        return torch.tensor(z, dtype=F64).repeat(len(self.inputs), 1)
 
 
-@pytest.mark.parametrize("name", HAND_COMPUTED)
+LOSING = {
+    "fedlc": Losing(
+        lambda: FedLC(tau=1.0),
+        torch.ones(1, 2, dtype=F64),
+        [0],
+        0.7799487248 - log(2),
+        neutral=lambda: FedLC(tau=0.0),
+        class_counts=(16, 81),
+    ),
+    "feddecorr": Losing(
+        lambda: FedDecorr(beta=1.0),
+        torch.tensor([[1.0, 2.0], [2.0, 1.0], [3.0, 3.0]], dtype=F64),
+        [0, 1, 1],
+        0.3333333267,
+        neutral=lambda: FedDecorr(beta=0.0),
+    ),
+    "moon": Losing(
+        lambda: Moon(mu=1.0), torch.tensor([[1.0, 0.0]], dtype=F64), [1], 0.1269280110, neutral=lambda: Moon(mu=0.0)
+    ),
+    "fedrcl": Losing(
+        FedRCL,
+        _at_degrees(0, 30, 90, 180),
+        [0, 0, 1, 1],
+        2.5001881162 + 0.0331737537,
+        neutral=lambda: FedRCL(contrast_weight=0.0, relaxation_weight=0.0),
+    ),
+}
+EVERY = {name: row.algorithm for name, row in {**STEPPING, **LOSING}.items()}
+SEGMENTS = (Segment("fc.weight", (1,), 0, 1), Segment("fc.bias", (1,), 1, 1))
+
+
+def test_every_method_of_the_program_is_in_this_table() -> None:
+    assert EVERY.keys() == methods.LOCAL_ALGORITHMS.keys()
+    for name, make in EVERY.items():
+        assert isinstance(make(), methods.LOCAL_ALGORITHMS[name].load())
+
+
+def test_literals_in_the_table_are_the_choices_of_the_class() -> None:
+    assert get_args(methods.LOCAL_ALGORITHMS["scaffold"].parameters["option"][0]) == scaffold.OPTIONS
+    assert get_args(methods.LOCAL_ALGORITHMS["fedlc"].parameters["denominator"][0]) == fedlc.DENOMINATORS
+
+
+@pytest.mark.parametrize("name", STEPPING)
+def test_rounds_by_hand(name: str) -> None:
+    row = STEPPING[name]
+    federation = Federation(row.algorithm())
+    for first, second, after in row.rounds:
+        trained = federation.play(num_steps=row.num_steps)
+        assert trained[0].parameters.tolist() == pytest.approx(first, abs=1e-9)
+        assert trained[1].parameters.tolist() == pytest.approx(second, abs=1e-9)
+        assert federation.theta.tolist() == pytest.approx(after, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", LOSING)
+def test_losses_by_hand(name: str) -> None:
+    row = LOSING[name]
+    labels = torch.tensor(row.labels)
+    loss = row.algorithm().loss(Echo(), row.inputs, labels, row.client())
+    assert float(loss - cross_entropy(row.inputs, labels)) == pytest.approx(row.difference, abs=1e-9)
+
+
+def _vectors(algorithm: LocalAlgorithm, seed: int, num_clients: int = 2) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Random contents for `own [C, P]` and `received [P]`."""
+    draw = torch.Generator().manual_seed(seed)
+    own = {name: torch.randn(num_clients, 2, generator=draw, dtype=F64) for name in algorithm.own}
+    return own, {name: torch.randn(2, generator=draw, dtype=F64) for name in algorithm.broadcast}
+
+
+@pytest.mark.parametrize("name", EVERY)
 def test_a_batch_of_clients_is_each_client_alone(name: str) -> None:
-    algorithm = HAND_COMPUTED[name][0]
+    algorithm = EVERY[name]()
+    own, received = _vectors(algorithm, 1)
     sgd = LocalSgd(momentum=0.9, weight_decay=0.01, clip_norm=0.5)
-    both = _train(algorithm, lambda w: CURVATURES * (w - CENTRES), START.repeat(2, 1), 5, sgd)
-    for client in range(2):
-        torch.testing.assert_close(both[client], _train(algorithm, _toy(client), START, 5, sgd))
-
-
-def test_fedprox_degenerates_to_fedavg_bit_for_bit() -> None:
-    plain = _train(FedAvg(), _toy(1), START, 5)
-    assert torch.equal(_train(FedProx(mu=0.0), _toy(1), START, 5), plain)
-    one_step = _train(FedAvg(), _toy(1), START / 3, 1)
-    vectors_start = START / 3
-    anchored = LocalVectors(vectors_start.clone(), _toy(1)(vectors_start), vectors_start, torch.zeros(2, dtype=F64))
-    FedProx(mu=7.0).correct(anchored)
-    LocalSgd().step(anchored, None, 0.1)
-    assert torch.equal(anchored.parameters, one_step)
-
-
-def test_the_prox_term_uses_the_anchor_and_not_the_model_in_training() -> None:
-    far = _train(FedProx(mu=1.0), lambda w: torch.zeros_like(w), torch.tensor([3.0, 1.0], dtype=F64), 1)
-    assert far.tolist() == pytest.approx([2.8, 1.0])
-
-
-def test_clipping_then_weight_decay_by_hand() -> None:
-    vectors = LocalVectors(
-        torch.tensor([1.0, -1.0], dtype=F64), torch.tensor([30.0, 40.0], dtype=F64), START, torch.zeros(2, dtype=F64)
+    both = train(
+        algorithm,
+        lambda w: CURVATURES * (w - CENTRES),
+        START,
+        5,
+        sgd=sgd,
+        own=own,
+        received=received,
+        num_clients=2,
+        segments=SEGMENTS,
     )
-    LocalSgd(weight_decay=1e-3, clip_norm=10.0).step(vectors, None, 0.1)
-    assert vectors.parameters.tolist() == pytest.approx([0.399900012, -1.799899984], abs=1e-9)
+    for client in range(2):
+        mine = {key: vectors[client] for key, vectors in own.items()}
+        alone = train(algorithm, toy(client), START, 5, sgd=sgd, own=mine, received=received, segments=SEGMENTS)
+        torch.testing.assert_close(both.parameters[client], alone.parameters)
+        torch.testing.assert_close({k: v[client] for k, v in both.own.items()}, alone.own)
+        torch.testing.assert_close({k: v[client] for k, v in both.uploads.items()}, alone.uploads)
 
 
-def test_a_small_gradient_is_not_clipped() -> None:
-    gradient = torch.tensor([3.0, 4.0], dtype=F64)
-    vectors = LocalVectors(torch.zeros(2, dtype=F64), gradient.clone(), START, torch.zeros(2, dtype=F64))
-    LocalSgd(clip_norm=10.0).step(vectors, None, 1.0)
-    assert torch.equal(vectors.parameters, -gradient)
+@pytest.mark.parametrize("name", EVERY)
+def test_float32_keeps_its_dtype_and_is_near_float64(name: str) -> None:
+    algorithm = EVERY[name]()
+    own, received = _vectors(algorithm, 2, num_clients=1)
+    exact = train(algorithm, toy(0), own={k: v[0] for k, v in own.items()}, received=received)
+    rounded = train(
+        algorithm,
+        lambda w: CURVATURES[0].float() * (w - CENTRES[0].float()),
+        START.float(),
+        own={k: v[0].float() for k, v in own.items()},
+        received={k: v.float() for k, v in received.items()},
+    )
+    pairs = [(rounded.own[key], exact.own[key]) for key in exact.own]
+    for result, expected in [(rounded.parameters, exact.parameters), *pairs]:
+        assert result.dtype == torch.float32
+        torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("momentum", "weight_decay", "clip_norm"), [(0.0, 0.0, None), (0.9, 5e-4, None), (0.5, 0.1, 1.0)]
-)
-def test_the_step_is_torchs_sgd(momentum: float, weight_decay: float, clip_norm: float | None) -> None:
-    parameter = torch.nn.Parameter(START.clone())
-    optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=momentum, weight_decay=weight_decay)
-    for _ in range(6):
-        parameter.grad = _toy(0)(parameter.detach()) * 3
-        if clip_norm:
-            torch.nn.utils.clip_grad_norm_([parameter], clip_norm)
-        optimizer.step()
-    ours = _train(FedAvg(), lambda w: _toy(0)(w) * 3, START, 6, LocalSgd(momentum, weight_decay, clip_norm))
-    torch.testing.assert_close(ours, parameter.detach(), rtol=1e-12, atol=1e-14)
+@pytest.mark.parametrize("name", [name for name, row in STEPPING.items() if row.neutral])
+def test_the_neutral_setting_steps_like_fedavg_bit_for_bit(name: str) -> None:
+    make = STEPPING[name].neutral
+    assert make is not None
+    algorithm = make()
+    sgd = LocalSgd(momentum=0.5, weight_decay=0.01)
+    received = {key: torch.full((2,), torch.nan, dtype=F64) for key in algorithm.broadcast}  # not to be looked at
+    ours = train(algorithm, toy(1), START / 3, 5, sgd=sgd, received=received)
+    assert torch.equal(ours.parameters, train(FedAvg(), toy(1), START / 3, 5, sgd=sgd).parameters)
+    assert algorithm.passes == 1
+    assert not algorithm.proximal
+
+
+@pytest.mark.parametrize("name", LOSING)
+def test_the_neutral_setting_has_the_tasks_loss_bit_for_bit(name: str) -> None:
+    row = LOSING[name]
+    labels = torch.tensor(row.labels)
+    client = replace(row.client(), frozen={})  # nor are these looked at
+    loss = row.neutral().loss(Echo(), row.inputs, labels, client)
+    assert torch.equal(loss, cross_entropy(row.inputs, labels))
+
+
+@pytest.mark.parametrize("name", LOSING)
+def test_a_changed_loss_leaves_the_step_alone(name: str) -> None:
+    assert torch.equal(train(EVERY[name](), toy(1)).parameters, train(FedAvg(), toy(1)).parameters)
+
+
+@pytest.mark.parametrize("name", LOSING)
+def test_gradients_of_the_losses_are_those_of_finite_differences(name: str) -> None:
+    row = LOSING[name]
+    draw = torch.Generator().manual_seed(4)
+    inputs = (row.inputs + 0.05 * torch.randn(row.inputs.shape, generator=draw, dtype=F64)).requires_grad_()
+    algorithm, labels, client = row.algorithm(), torch.tensor(row.labels), row.client()
+    assert torch.autograd.gradcheck(lambda x: algorithm.loss(Echo(), x, labels, client), (inputs,))
+
+
+@pytest.mark.parametrize("name", STEPPING)
+def test_steps_ask_nothing_of_the_device(name: str) -> None:
+    """Meta tensors have no values: looking at one, which on a GPU would wait for it, is an error."""
+    algorithm = STEPPING[name].algorithm()
+    trained = train(algorithm, lambda w: w * 2, torch.ones(2, device="meta"), segments=SEGMENTS)
+    assert trained.parameters.is_meta
+    if name == "fedsam":
+        train(FedSAM(adaptive=True), lambda w: w * 2, torch.ones(2, device="meta"), segments=SEGMENTS)
+
+
+@pytest.mark.parametrize("name", [*LOSING, "fedlc_others"])
+def test_losses_ask_nothing_of_the_device(name: str) -> None:
+    algorithm = FedLC(denominator="others") if name == "fedlc_others" else EVERY[name]()
+    inputs = torch.ones(4, 2, device="meta", requires_grad=True)
+    labels = torch.zeros(4, dtype=torch.int64, device="meta")
+    counts = torch.ones(2, dtype=torch.int64, device="meta")
+    frozen = {"anchor": Echo(), "previous": Echo()}
+    client = a_client(class_counts=counts, is_new=False, frozen=frozen)
+    algorithm.loss(Echo(), inputs, labels, client).backward()
+    assert inputs.grad is not None
+
+
+def test_passes_are_the_relative_cost_of_a_step() -> None:
+    passes = {name: make().passes for name, make in EVERY.items()}
+    assert passes.pop("fedsam") == passes.pop("mofedsam") == 2
+    assert passes.pop("moon") == pytest.approx(5 / 3)
+    assert set(passes.values()) == {1}
+
+
+def test_what_lies_where_is_stated_consistently() -> None:
+    for name, make in EVERY.items():
+        algorithm = make()
+        assert set(algorithm.broadcast) <= set(algorithm.server), name
+        assert set(algorithm.frozen_at) <= {"anchor", *algorithm.own}, name
+        assert algorithm.needs_features == (name in ("feddecorr", "moon", "fedrcl")), name
+
+
+BAD_VALUES = [
+    (FedProx, {"mu": -1.0}, "mu: -1.0 given; allowed is at least 0"),
+    (FedProx, {"mu": float("inf")}, "mu: inf given; allowed is at least 0"),
+    (FedNova, {"mu": float("nan")}, "mu: nan given; allowed is at least 0"),
+    (Scaffold, {"option": 3}, "option: 3 given; allowed is 1 or 2"),
+    (FedDyn, {"alpha": -0.1}, "alpha: -0.1 given; allowed is at least 0"),
+    (FedDC, {"alpha": -0.1}, "alpha: -0.1 given; allowed is at least 0"),
+    (FedCM, {"alpha": 0.0}, "alpha: 0.0 given; allowed is above 0 and at most 1"),
+    (FedCM, {"alpha": 1.5}, "alpha: 1.5 given; allowed is above 0 and at most 1"),
+    (FedSAM, {"rho": -1.0}, "rho: -1.0 given; allowed is at least 0"),
+    (FedSAM, {"eta": -1.0}, "eta: -1.0 given; allowed is at least 0"),
+    (MoFedSAM, {"rho": -1.0}, "rho: -1.0 given; allowed is at least 0"),
+    (MoFedSAM, {"alpha": 2.0}, "alpha: 2.0 given; allowed is above 0 and at most 1"),
+    (FedLC, {"tau": -1.0}, "tau: -1.0 given; allowed is at least 0"),
+    (FedLC, {"denominator": "none"}, "denominator: 'none' given; allowed is 'all' or 'others'"),
+    (FedDecorr, {"beta": -1.0}, "beta: -1.0 given; allowed is at least 0"),
+    (Moon, {"mu": -1.0}, "mu: -1.0 given; allowed is at least 0"),
+    (Moon, {"temperature": 0.0}, "temperature: 0.0 given; allowed is above 0"),
+    (FedRCL, {"temperature": 0.0}, "temperature: 0.0 given; allowed is above 0"),
+    (FedRCL, {"threshold": 1.1}, "threshold: 1.1 given; allowed is from -1 to 1"),
+    (FedRCL, {"contrast_weight": -1.0}, "contrast_weight: -1.0 given; allowed is at least 0"),
+    (FedRCL, {"relaxation_weight": -1.0}, "relaxation_weight: -1.0 given; allowed is at least 0"),
+]
+
+
+@pytest.mark.parametrize(("method", "given", "message"), BAD_VALUES)
+def test_a_value_that_is_not_allowed_is_named(method: type, given: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^local.algorithm.{message}$"):
+        method(**given)
+
+
+def test_vectors_are_those_that_the_executor_allocates() -> None:
+    vectors = LocalVectors.allocate(3, torch.device("cpu"), own=("a",), received=("b",), uploads=("c",))
+    everything = [vectors.parameters, vectors.gradient, vectors.anchor, vectors.scratch, vectors.constant]
+    everything += [vectors.own["a"], vectors.received["b"], vectors.uploads["c"]]
+    assert len({vector.data_ptr() for vector in everything}) == 8
+    assert all(torch.equal(vector, torch.zeros(3)) for vector in everything)
