@@ -18,7 +18,57 @@ class Rule:
     reason: str
 
 
+# Local methods whose update is a sum of gradient steps, possibly pulled to the anchor: what FedNova normalises.
+_STATEFUL_MEANS = {"feddyn", "feddc"}
+_LEARNED_WEIGHTS = {"feddisco", "fedawa", "fedlaw"}
+_ON_FEATURES = {"moon", "feddecorr", "fedrcl"}
+_WITHOUT_BLOCKS = {"mlp", "cnn", "cnn8k", "cnn23k", "cnn207k", "lenet"}
+
 RULES = [
+    Rule(
+        "local.algorithm",
+        lambda phase, _: phase.local.algorithm.type == "fednova" and phase.server.aggregator.type != "fednova",
+        "got 'fednova', whose other half is server.aggregator: fednova; without it this is FedAvg (or, with mu, "
+        "FedProx): name that, or add the aggregator",
+    ),
+    Rule(
+        "server.aggregator",
+        lambda phase, _: (
+            phase.server.aggregator.type == "fednova" and phase.local.algorithm.type in _STATEFUL_MEANS
+        ),
+        "got 'fednova' with a local.algorithm whose server adds the clients' mean drift, which is of whole updates and "
+        "does not fit normalised ones; allowed with feddyn and feddc: any other aggregator",
+    ),
+    Rule(
+        "local.momentum",
+        lambda phase, _: (
+            phase.server.aggregator.type == "fednova"
+            and phase.local.momentum > 0
+            and getattr(phase.local.algorithm, "mu", 0) > 0
+            and phase.local.algorithm.type in ("fednova", "fedprox")
+        ),
+        "got a momentum together with mu > 0 and server.aggregator: fednova: the normaliser of a step is known for one "
+        "of them only; allowed: momentum 0, or mu 0",
+    ),
+    Rule(
+        "server.aggregator",
+        lambda phase, config: phase.server.aggregator.type == "inco" and config.model.type in _WITHOUT_BLOCKS,
+        "got 'inco', which needs stages of residual blocks; allowed with it: model resnet20",
+    ),
+    Rule(
+        "server.weights",
+        lambda phase, _: (
+            phase.server.aggregator.type in ("median", "trimmed_mean") and phase.server.weights.type in _LEARNED_WEIGHTS
+        ),
+        "got a weighting with an aggregator that ignores weights; allowed with median and trimmed_mean: uniform, "
+        "samples (which are ignored)",
+    ),
+    Rule(
+        "local.algorithm",
+        lambda phase, config: phase.local.algorithm.type in _ON_FEATURES and getattr(config.model, "hidden", None) == [],
+        "got a method that acts on learned features with a linear model, which has none; allowed: model.hidden with at "
+        "least one layer",
+    ),
     Rule(
         "server.aggregator.damping",
         lambda phase, _: (

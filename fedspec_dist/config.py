@@ -29,13 +29,12 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from fedspec_dist.compatibility import check_combinations
-from fedspec_dist.methods import Count, CountOrZero, Fraction, NotNegative, Patterns, Positive
+from fedspec_dist.methods import Count, CountOrZero, Family, Fraction, NotNegative, Patterns, Positive
 from fedspec_dist.overrides import (
     DATA_COMMON,
     FAMILIES,
     PHASE_SECTIONS,
     ConfigError,
-    Family,
     apply,
     expand_phases,
     merge,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +20,8 @@ class ConfigError(ValueError):
     """A config that cannot run; the message is for the person who typed it."""
 
 
-@dataclass(frozen=True)
-class Family:
-    """The methods that one key chooses from, and the parameters that outlive a change of method."""
-
-    table: Mapping[str, methods.Method]
-    common: Mapping[str, tuple[Any, Any]]
-
-    def parameters(self, name: str) -> dict[str, tuple[Any, Any]]:
-        return {**self.common, **self.table[name].parameters}
-
-
-# Where a bare name may stand for `{type: name}`. The tables are looked into when needed: plugins add to them.
-FAMILIES = {
-    ("data", "dataset"): Family(methods.DATASETS, {}),
-    ("data", "partition"): Family(methods.PARTITIONS, methods.PARTITION_COMMON),
-    ("model",): Family(methods.MODELS, methods.MODEL_COMMON),
-    ("filter",): Family(methods.FILTERS, methods.FILTER_COMMON),
-    ("local", "algorithm"): Family(methods.LOCAL_ALGORITHMS, {}),
-    ("server", "aggregator"): Family(methods.AGGREGATORS, {}),
-    ("server", "weights"): Family(methods.WEIGHTS, {}),
-    ("server", "filter"): Family(methods.FILTERS, methods.FILTER_COMMON),
-    ("server", "optimizer"): Family(methods.SERVER_OPTIMIZERS, {}),
-}
+# Where a bare name may stand for `{type: name}`.
+FAMILIES = {tuple(key.split(".")): family for key, family in methods.FAMILIES.items()}
 
 # What a phase may override.
 PHASE_SECTIONS = ("trainable", "local", "filter", "server")

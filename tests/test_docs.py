@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from docs.tables import PAGE, filled
 from fedspec_dist import methods
 from fedspec_dist.config import DEFAULTS, load
 
 ROOT = Path(__file__).parents[1]
+METHODS_PAGE = PAGE.read_text()
 README = (ROOT / "README.md").read_text()
 CONFIG_TABLE = README.split("## Config")[1].split("##")[0]
 # A section written as one row of the table, its entries being explained there.
-WHOLE = {"data.partition", "model", "filter", "phases", "server.optimizer", "server.aggregator", "local.algorithm"}
+WHOLE = {"data.partition", "model", "filter", "phases", "server.filter", "server.optimizer"}
 
 
 def _keys(section: dict, prefix: str = "") -> list[str]:
@@ -32,14 +34,24 @@ def test_every_key_is_in_the_readmes_table(key: str) -> None:
     assert f"`{key}`" in CONFIG_TABLE
 
 
-@pytest.mark.parametrize(
-    "table", ["DATASETS", "PARTITIONS", "MODELS", "LOCAL_ALGORITHMS", "FILTERS", "AGGREGATORS", "WEIGHTS"]
-)
-def test_every_method_and_parameter_is_in_the_readmes_table(table: str) -> None:
-    for name, row in getattr(methods, table).items():
-        assert f"`{name}`" in CONFIG_TABLE
-        for parameter in row.parameters:
-            assert re.search(rf"`(data\.)?{parameter}`", CONFIG_TABLE), f"{name}.{parameter}"
+@pytest.mark.parametrize("family", methods.FAMILIES)
+def test_every_method_is_in_the_readmes_table(family: str) -> None:
+    (row,) = [line for line in CONFIG_TABLE.splitlines() if line.startswith(f"| `{family}`")]
+    for name in methods.FAMILIES[family].table:
+        # The server's filter has those of the clients'.
+        assert f"`{name}`" in row or family == "server.filter", name
+
+
+@pytest.mark.parametrize("family", methods.FAMILIES)
+def test_every_parameter_is_in_the_readmes_table_or_on_the_page_of_methods(family: str) -> None:
+    known = CONFIG_TABLE + METHODS_PAGE
+    for name, row in methods.FAMILIES[family].table.items():
+        for parameter in {**row.parameters, **methods.FAMILIES[family].common}:
+            assert re.search(rf"`(data\.)?{parameter}`", known), f"{name}.{parameter}"
+
+
+def test_the_tables_of_methods_are_what_the_code_says() -> None:
+    assert filled(METHODS_PAGE) == METHODS_PAGE, "docs/methods.md is out of date: run python -m docs.tables"
 
 
 def test_the_readmes_example_prints_what_it_says() -> None:

@@ -47,7 +47,7 @@ def test_a_row_has_the_parameters_and_defaults_of_its_class(family: str, name: s
 
 
 def test_literals_in_the_table_are_the_choices_of_the_class() -> None:
-    from fedspec_dist.server import fipa
+    from fedspec_dist.server.aggregators import fipa
 
     parameters = methods.AGGREGATORS["fipa"].parameters
     assert get_args(parameters["convention"][0]) == fipa.CONVENTIONS

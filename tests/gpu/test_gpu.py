@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedspec_dist.clients.fedprox import FedProx
+from fedspec_dist.clients.algorithms.fedprox import FedProx
 from fedspec_dist.clients.sequential import ClientWork, LocalMethods, SequentialExecutor
 from fedspec_dist.clients.sgd import LocalSgd
 from fedspec_dist.data.augment import Augmentation

@@ -1,0 +1,108 @@
+"""The whole matrix of methods: a pair either runs two rounds with finite results, or config refuses it and says why."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from docs.tables import pair_overrides, refusal
+from fedspec_dist.config import ConfigError, load
+from fedspec_dist.methods import FAMILIES
+from tests.rounds.jobs import run_job, tiny
+
+Named = tuple[str, str]
+
+
+def _all_pairs(left: str, right: str) -> list[tuple[Named, Named]]:
+    return [((left, a), (right, b)) for a, b in product(FAMILIES[left].table, FAMILIES[right].table)]
+
+
+PAIRS = [
+    *_all_pairs("local.algorithm", "server.aggregator"),
+    *_all_pairs("local.algorithm", "filter"),
+    *_all_pairs("server.weights", "server.aggregator"),
+    *_all_pairs("server.optimizer", "server.weights"),
+]
+LEGAL = [pair for pair in PAIRS if refusal(*pair) is None]
+
+
+def _name(pair: tuple[Named, Named]) -> str:
+    return f"{pair[0][1]} x {pair[1][1]}"
+
+
+@pytest.mark.parametrize("pair", LEGAL, ids=_name)
+def test_a_legal_pair_runs(pair: tuple[Named, Named], tmp_path: Path) -> None:
+    quick = ["server.weights.epochs=2"] if ("server.weights", "fedlaw") in pair else []
+    config = tiny([*pair_overrides(*pair), *quick])
+    finished = run_job(config, tmp_path)
+    assert all(tensor.isfinite().all() for tensor in finished.model.values())
+    assert [record["round"] for record in finished.records] == [1, 2]
+    numbers = [value for record in finished.records for value in record.values() if isinstance(value, float)]
+    assert numbers
+    assert all(math.isfinite(number) for number in numbers)
+
+
+# Every pair that is refused, with what the message must say: the key to change and what goes instead.
+REFUSED = {
+    **{
+        ("fednova", aggregator): r"^local\.algorithm: got 'fednova', .*add the aggregator"
+        for aggregator in FAMILIES["server.aggregator"].table
+        if aggregator != "fednova"
+    },
+    **{
+        (local, "fednova"): r"^server\.aggregator: got 'fednova' .*any other aggregator"
+        for local in ("feddyn", "feddc")
+    },
+    **{
+        (weights, aggregator): r"^server\.weights: .*ignores weights; allowed .*uniform, samples"
+        for weights in ("feddisco", "fedawa", "fedlaw")
+        for aggregator in ("median", "trimmed_mean")
+    },
+}
+
+
+@pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair not in LEGAL], ids=_name)
+def test_a_refused_pair_says_why(pair: tuple[Named, Named]) -> None:
+    with pytest.raises(ConfigError, match=REFUSED[pair[0][1], pair[1][1]]):
+        load(None, pair_overrides(*pair))
+
+
+def test_no_more_and_no_less_is_refused() -> None:
+    refused = {(pair[0][1], pair[1][1]) for pair in PAIRS if pair not in LEGAL}
+    assert refused == set(REFUSED)
+    assert len(LEGAL) > 250
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["server.aggregator=inco"], r"^server\.aggregator: got 'inco', .*model resnet20"),
+        (["local.algorithm=fedrcl", "model={type: mlp, hidden: []}"], r"^local\.algorithm: got .*model\.hidden"),
+        (
+            ["local.algorithm={type: fedprox, mu: 0.1}", "local.momentum=0.9", "server.aggregator=fednova"],
+            r"^local\.momentum: got a momentum together with mu > 0 .*allowed: momentum 0, or mu 0",
+        ),
+        (
+            ["phases=[{rounds: 2}, {rounds: 2, local: {algorithm: fednova}}]"],
+            r"^phases\.1\.local\.algorithm: got 'fednova'",
+        ),
+    ],
+)
+def test_other_combinations_that_are_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(None, overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["local.algorithm={type: fednova, mu: 0.0}", "local.momentum=0.9", "server.aggregator=fednova"],
+        ["local.algorithm={type: fedprox, mu: 0.1}", "server.aggregator=fednova"],
+        ["local.algorithm={type: fedprox, mu: 0.1}", "local.momentum=0.9"],
+    ],
+)
+def test_what_a_rule_is_not_about_passes(overrides: list[str]) -> None:
+    load(None, overrides)
