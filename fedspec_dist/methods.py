@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
@@ -116,16 +117,56 @@ LOCAL_ALGORITHMS = {
     ),
 }
 
+
+def _digits(order: Any) -> Any:
+    # YAML reads 3120 as a number, and 0123 as one in octal.
+    if isinstance(order, int) and not isinstance(order, bool):
+        return f"{order:04d}" if order >= 1000 else f"{order:04o}"
+    return order
+
+
+def _axis_order(order: str) -> str:
+    if order != "random" and sorted(order) != list("0123"):
+        raise ValueError("must be a permutation of 0123, or random")
+    return order
+
+
+def _is_point(point: Any) -> bool:
+    is_pair = isinstance(point, list) and len(point) == 2 and type(point[0]) is int and type(point[1]) in (int, float)
+    return is_pair and 0 <= point[1] < 1
+
+
+def _increasing(schedule: list[Any]) -> list[Any]:
+    are_points = len(schedule) > 0 and all(_is_point(point) for point in schedule)
+    if not are_points or not all(a < b for a, b in pairwise([0, *(point[0] for point in schedule)])):
+        raise ValueError(
+            "must be [round, ratio] pairs, with increasing rounds from 1 on and ratios of at least 0 and below 1"
+        )
+    return schedule
+
+
+# Of the filters that see a layer as a signal.
+_SIGNAL: dict[str, tuple[Any, Any]] = {
+    "ratio": (Fraction, 0.05),
+    "order": (Annotated[str, BeforeValidator(_digits), AfterValidator(_axis_order)], "0123"),
+    "schedule": (Annotated[list[Any], AfterValidator(_increasing)] | None, None),
+}
 FILTERS = {
     "none": method(".filters.identity:Identity"),
-    "rfft": method(".filters.spectral:HighPass", ratio=(Fraction, 0.05)),
+    "rfft": method(".filters.spectral:HighPass", **_SIGNAL),
+    "rfft_high": method(".filters.spectral:LowPass", **_SIGNAL),
+    "random": method(".filters.ablations:RandomSuppression", **_SIGNAL),
+    "l2_rescale": method(".filters.ablations:L2Rescale", **_SIGNAL),
+    "lapd": method(".filters.detrend:LapD", **_SIGNAL),
+    "gaussian": method(".filters.detrend:Gaussian", **_SIGNAL),
+    "gradient_centralization": method(".filters.centralization:GradientCentralization"),
 }
 
 AGGREGATORS = {
-    "fedavg": method(".server.fedavg:FedAvg"),
-    "fedgh": method(".server.fedgh:FedGH", mode=(Literal["pairwise", "snapshot"], "pairwise")),
+    "fedavg": method(".server.aggregators.fedavg:FedAvg"),
+    "fedgh": method(".server.aggregators.fedgh:FedGH", mode=(Literal["pairwise", "snapshot"], "pairwise")),
     "fipa": method(
-        ".server.fipa:Fipa",
+        ".server.aggregators.fipa:Fipa",
         rank=(Count, 20),
         oversampling=(CountOrZero, 10),
         power_iterations=(CountOrZero, 2),
@@ -134,18 +175,108 @@ AGGREGATORS = {
         convention=(Literal["released", "exact"], "released"),
         merge=(Literal["gram", "tsqr"], "gram"),
     ),
+    "fednova": method(".server.aggregators.fednova:FedNova"),
+    "fedlws": method(
+        ".server.aggregators.fedlws:FedLws",
+        beta=(NotNegative, 0.03),
+        min_tau=(NotNegative, 0.01),
+        max_tau=(NotNegative, 0.2),
+    ),
+    "inco": method(".server.aggregators.inco:InCo", clamp_max=(NotNegative, 5.0)),
+    "fisher_diagonal": method(".server.aggregators.fisher_diagonal:FisherDiagonal"),
+    "median": method(".server.aggregators.median:Median"),
+    "trimmed_mean": method(
+        ".server.aggregators.trimmed_mean:TrimmedMean", trim=(Annotated[float, Field(ge=0, lt=0.5)], 0.1)
+    ),
 }
 
 WEIGHTS = {
-    "uniform": method(".server.weights:uniform"),
-    "samples": method(".server.weights:samples"),
+    "uniform": method(".server.weights.shares:Uniform"),
+    "samples": method(".server.weights.shares:Samples"),
+    "feddisco": method(
+        ".server.weights.feddisco:FedDisco",
+        a=(NotNegative, 0.5),
+        b=(float, 0.1),
+        metric=(Literal["kl", "l2", "l1", "cosine", "only_iid"], "kl"),
+    ),
+    "fedawa": method(
+        ".server.weights.fedawa:FedAwa",
+        optimizer=(Literal["adam", "sgd"], "adam"),
+        lr=(Positive, 0.001),
+        weight_decay=(NotNegative, 0.0),
+        server_epochs=(CountOrZero, 1),
+        stale=(bool, True),
+    ),
+    "fedlaw": method(
+        ".server.weights.fedlaw:FedLaw",
+        epochs=(CountOrZero, 20),
+        lr=(Positive, 0.01),
+        batch_size=(Count, 128),
+        proxy_fraction=(Annotated[float, Field(gt=0, lt=1)], 0.02),
+    ),
 }
 
+_DECAYING: dict[str, tuple[Any, Any]] = {
+    "beta1": (Fraction, 0.9),
+    "beta2": (Annotated[float, Field(ge=0, le=1)], 0.99),
+    "tau": (Positive, 0.001),
+    "initial_accumulator": (NotNegative | None, None),
+}
 SERVER_OPTIMIZERS = {
     "sgd": method(".server.optimizers:Sgd", lr=(Positive, 1.0)),
+    "momentum": method(".server.optimizers:Momentum", lr=(Positive, 1.0), beta=(Fraction, 0.9)),
+    "adagrad": method(
+        ".server.optimizers:Adagrad",
+        lr=(Positive, 0.1),
+        beta1=(Fraction, 0.0),
+        tau=(Positive, 0.01),
+        initial_accumulator=(NotNegative | None, None),
+    ),
+    "adam": method(".server.optimizers:Adam", lr=(Positive, 0.01), **_DECAYING),
+    "yogi": method(".server.optimizers:Yogi", lr=(Positive, 0.01), **_DECAYING),
 }
 
 # Parameters that every method of a family has; they outlive a change of `type` in an override.
 PARTITION_COMMON: dict[str, tuple[Any, Any]] = {"clients": (Count, 20)}
 MODEL_COMMON: dict[str, tuple[Any, Any]] = {"projection": (Count | None, None)}
-FILTER_COMMON: dict[str, tuple[Any, Any]] = {"layers": (Patterns, ["*"])}
+FILTER_COMMON: dict[str, tuple[Any, Any]] = {"layers": (Patterns, ["*"]), "min_size": (CountOrZero, 0)}
+
+
+@dataclass(frozen=True)
+class Family:
+    """The methods that one key of the config chooses from, and the parameters that all of them have besides."""
+
+    table: dict[str, Method]
+    common: dict[str, tuple[Any, Any]]
+
+    def parameters(self, name: str) -> dict[str, tuple[Any, Any]]:
+        return {**self.common, **self.table[name].parameters}
+
+
+FAMILIES = {
+    "data.dataset": Family(DATASETS, {}),
+    "data.partition": Family(PARTITIONS, PARTITION_COMMON),
+    "model": Family(MODELS, MODEL_COMMON),
+    "filter": Family(FILTERS, FILTER_COMMON),
+    "local.algorithm": Family(LOCAL_ALGORITHMS, {}),
+    "server.aggregator": Family(AGGREGATORS, {}),
+    "server.weights": Family(WEIGHTS, {}),
+    "server.filter": Family(FILTERS, FILTER_COMMON),
+    "server.optimizer": Family(SERVER_OPTIMIZERS, {}),
+}
+
+
+def register(key: str, name: str, target: str, **parameters: tuple[Any, Any]) -> None:
+    """Add a method of a user's own, from a module that the config names in `plugins`.
+
+    `register("local.algorithm", "mine", "my_package.mine:Mine", mu=(Positive, 0.1))` makes
+    `local.algorithm: {type: mine, mu: 0.2}` known. `key` is one of `FAMILIES`.
+
+    Raises:
+        ValueError: there is no such family, or another method has the name.
+    """
+    if key not in FAMILIES:
+        raise ValueError(f"register: no family {key!r}; there are: {', '.join(FAMILIES)}")
+    table, added = FAMILIES[key].table, Method(target, parameters)
+    if table.setdefault(name, added).target != target:
+        raise ValueError(f"register: {key} {name!r} is taken by {table[name].target}; choose another name")

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from math import cos, exp, log, pi
+from itertools import product
+from math import ceil, cos, exp, inf, log, pi, prod, sqrt
+from statistics import median
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from fedspec_dist.cohort import Clients, Cohort, Proxy
+from fedspec_dist.parameters import Segment
 
 
 def high_pass_matrix(d: int, ratio: float) -> Tensor:
@@ -145,6 +151,282 @@ class DenseRows:
 
     def zeros(self) -> Tensor:
         return self.rows.new_zeros(self.rows.shape[1])
+
+    def segment_grams(self, bounds: Sequence[tuple[int, int]]) -> Tensor:
+        parts = [self.rows[:, start:stop] for start, stop in bounds]
+        return torch.stack([part @ part.T for part in parts])
+
+    def columnwise(self, function: Callable[..., Tensor], *others: DenseRows) -> Tensor:
+        return function(self.rows, *(other.rows for other in others))
+
+
+class DenseSlicing:
+    """The `Slicing` protocol of one process, whose slice is the whole vector."""
+
+    def slice(self, vector: Tensor) -> Tensor:
+        return vector.clone()
+
+    def whole(self, vector_slice: Tensor) -> Tensor:
+        return vector_slice
+
+
+def dense_cohort(
+    updates: Tensor,  # [K, P]
+    theta: Tensor | None = None,  # [P]
+    *,
+    num_samples: Sequence[int] | None = None,
+    class_counts: Sequence[Sequence[int]] | None = None,
+    num_steps: Sequence[int] | None = None,
+    effective_steps: Sequence[float] | None = None,
+    lr: float = 0.1,
+    population: int | None = None,
+    ids: Sequence[int] | None = None,
+    weights: Sequence[float] | None = None,
+    segments: Sequence[Segment] = (),
+    uploads: dict[str, Tensor] | None = None,
+    proxy: Proxy | None = None,
+) -> Cohort:
+    """A round on one process; what is not given is the same for every client."""
+    num_clients = len(updates)
+    steps = torch.tensor(num_steps or [1] * num_clients)
+    clients = Clients(
+        ids=torch.tensor(ids or list(range(num_clients))),
+        num_samples=torch.tensor(num_samples or [1] * num_clients),
+        class_counts=torch.tensor(class_counts or [[1]] * num_clients),
+        num_steps=steps,
+        effective_steps=torch.tensor(effective_steps, dtype=torch.float64) if effective_steps else steps.double(),
+        lr=lr,
+        population=population or num_clients,
+    )
+    return Cohort(
+        DenseRows(updates),
+        torch.tensor(weights, dtype=torch.float64) if weights else clients.shares,
+        clients,
+        torch.zeros(updates.shape[1], dtype=torch.float64) if theta is None else theta,
+        DenseSlicing(),
+        segments,
+        uploads={name: DenseRows(rows) for name, rows in (uploads or {}).items()},
+        proxy=proxy,
+    )
+
+
+def without_frequencies_matrix(d: int, removed: Sequence[int]) -> Tensor:
+    """The identity of size d less the waves of the given numbers of periods."""
+    distance = torch.arange(d, dtype=torch.float64)[:, None] - torch.arange(d, dtype=torch.float64)
+    matrix = torch.eye(d, dtype=torch.float64)
+    for k in removed:
+        matrix -= (1 if 2 * k in (0, d) else 2) / d * torch.cos(2 * pi * k * distance / d)
+    return matrix
+
+
+def low_pass_matrix(d: int, ratio: float) -> Tensor:
+    num_coefficients = d // 2 + 1
+    kept = num_coefficients - int(Fraction(str(ratio)) * num_coefficients)
+    return without_frequencies_matrix(d, range(kept, num_coefficients))
+
+
+def randomly_suppressed_matrices(sizes: Sequence[int], ratio: float, seed: int, step: int = 1) -> list[Tensor]:
+    """Of a client's step (counting from 1): `cut` of each layer's frequencies, one draw per layer, in their order."""
+    generator = np.random.default_rng(seed)
+    for _ in range(step):
+        matrices = []
+        for d in sizes:
+            cut = int(Fraction(str(ratio)) * (d // 2 + 1))
+            removed = generator.choice(d // 2 + 1, cut, replace=False, shuffle=False) if cut else []
+            matrices.append(without_frequencies_matrix(d, removed))
+    return matrices
+
+
+def moving_average_width(ratio: float) -> int:
+    return min(range(1, 2000, 2), key=lambda width: abs(width - 0.443 / (ratio / 2)))
+
+
+def smoothing_matrix(d: int, radius: int, weight: Callable[[int], float]) -> Tensor:
+    """Each row the weights around its entry, those beyond the ends left out, divided by their sum."""
+    rows = [[weight(i - j) if abs(i - j) <= radius else 0.0 for j in range(d)] for i in range(d)]
+    matrix = torch.tensor(rows, dtype=torch.float64)
+    return matrix / matrix.sum(1, keepdim=True)
+
+
+def lapd_matrix(d: int, ratio: float) -> Tensor:
+    width = moving_average_width(ratio)
+    identity = torch.eye(d, dtype=torch.float64)
+    return identity if d < width else identity - smoothing_matrix(d, width // 2, lambda k: 1.0)
+
+
+def gaussian_matrix(d: int, ratio: float) -> Tensor:
+    sigma = 0.1325 / (ratio / 2)
+    identity = torch.eye(d, dtype=torch.float64)
+    if d < moving_average_width(ratio):
+        return identity
+    return identity - smoothing_matrix(d, ceil(3 * sigma), lambda k: exp(-0.5 * (k / sigma) ** 2))
+
+
+def centralization_matrix(shape: tuple[int, ...]) -> Tensor:
+    """`I - e e^T` of each output unit; the identity for a vector."""
+    size = prod(shape)
+    if len(shape) < 2:
+        return torch.eye(size, dtype=torch.float64)
+    inputs = size // shape[0]
+    return torch.block_diag(*[torch.eye(inputs, dtype=torch.float64) - 1 / inputs for _ in range(shape[0])])
+
+
+def axis_order_matrix(shape: tuple[int, ...], axes: Sequence[int]) -> Tensor:
+    """`[d, d]`: takes a tensor as it is stored to its entries read axis by axis, the last of `axes` the fastest."""
+    size = prod(shape)
+    matrix = torch.zeros(size, size, dtype=torch.float64)
+    for i, along in enumerate(product(*[range(shape[axis]) for axis in axes])):
+        place = dict(zip(axes, along, strict=True))
+        stored = sum(place[axis] * prod(shape[axis + 1 :]) for axis in axes)
+        matrix[i, stored] = 1
+    return matrix
+
+
+def random_order_matrix(d: int, place: int) -> Tensor:
+    index = torch.randperm(d, generator=torch.Generator().manual_seed(place))
+    return torch.eye(d, dtype=torch.float64)[index]
+
+
+def feddisco_weights(class_counts: Sequence[Sequence[int]], a: float, b: float, metric: str) -> list[float]:
+    """Client by client and class by class."""
+    sizes = [sum(row) for row in class_counts]
+    d = []
+    for row, size in zip(class_counts, sizes, strict=True):
+        p = [count / size for count in row]
+        q = 1 / len(row)
+        cosine = sum(x * q for x in p) / (sqrt(sum(x * x for x in p)) * sqrt(len(row) * q * q))
+        d.append(
+            {
+                "kl": sum(x * log(x / q) for x in p if x > 0),
+                "l2": sqrt(sum((x - q) ** 2 for x in p)),
+                "l1": sum(abs(x - q) for x in p),
+                "cosine": 1 - cosine,
+                "only_iid": 0.01 if cosine > 0.9 else inf,
+            }[metric]
+        )
+    if metric == "kl" and sum(d) > 0:
+        d = [value / sum(d) for value in d]
+    t = [max(size / sum(sizes) - a * value + b, 0) for size, value in zip(sizes, d, strict=True)]
+    return [value / sum(t) for value in t] if sum(t) > 0 else [size / sum(sizes) for size in sizes]
+
+
+def adam_steps(
+    values: list[Tensor],
+    loss: Callable[[list[Tensor], int], Tensor],
+    rates: Sequence[float],
+    betas: tuple[float, float] = (0.5, 0.999),
+) -> list[list[Tensor]]:
+    """The values before the first and after each step down `loss(values, step)`; bias corrected, epsilon 1e-8."""
+    history = [values]
+    m = [torch.zeros_like(value) for value in values]
+    v = [torch.zeros_like(value) for value in values]
+    for step, rate in enumerate(rates):
+        free = [value.clone().requires_grad_() for value in history[-1]]
+        gradients = torch.autograd.grad(loss(free, step), free)
+        m = [betas[0] * old + (1 - betas[0]) * g for old, g in zip(m, gradients, strict=True)]
+        v = [betas[1] * old + (1 - betas[1]) * g**2 for old, g in zip(v, gradients, strict=True)]
+        scales = [
+            (mean / (1 - betas[0] ** (step + 1))) / ((square / (1 - betas[1] ** (step + 1))).sqrt() + 1e-8)
+            for mean, square in zip(m, v, strict=True)
+        ]
+        history.append([value - rate * scale for value, scale in zip(history[-1], scales, strict=True)])
+    return history
+
+
+def fedawa_loss(logits: Tensor, updates: Tensor, theta: Tensor) -> Tensor:
+    """On the vectors themselves."""
+    p = torch.softmax(logits, 0)
+    mean = sum(p[k] * updates[k] for k in range(len(updates)))
+    loss = torch.zeros((), dtype=torch.float64)
+    for k in range(len(updates)):
+        local = theta + updates[k]
+        loss = loss + p[k] * (1 - torch.dot(theta, local) / (torch.linalg.norm(theta) * torch.linalg.norm(local)))
+        loss = loss + p[k] * torch.linalg.norm(updates[k] - mean)
+    return loss
+
+
+def fedlaw_model(x: Tensor, g: Tensor, updates: Tensor, theta: Tensor) -> Tensor:
+    """`exp(g) sum_k softmax(x)_k y_k`, from the clients' models."""
+    shares = torch.softmax(x, 0)
+    return torch.exp(g) * sum(share * (theta + update) for share, update in zip(shares, updates, strict=True))
+
+
+def fednova_update(updates: Tensor, weights: Sequence[float], a: Sequence[float]) -> Tensor:
+    """Without a proximal term, every client with at least one step."""
+    tau = sum(weight * steps for weight, steps in zip(weights, a, strict=True))
+    normalised = [update / steps for update, steps in zip(updates, a, strict=True)]
+    return tau * sum(weight * update for weight, update in zip(weights, normalised, strict=True))
+
+
+def fedlws_model(
+    updates: Tensor,
+    theta: Tensor,
+    weights: Sequence[float],
+    layers: Sequence[tuple[int, int]],
+    beta: float,
+    min_tau: float,
+    max_tau: float,
+) -> Tensor:
+    """The next model, from the clients' models, layer by layer."""
+    parts = []
+    for start, stop in layers:
+        old = theta[start:stop]
+        models = [old + update[start:stop] for update in updates]
+        merged = sum(weight * model for weight, model in zip(weights, models, strict=True))
+        deltas = [model - old for model in models]
+        center = sum(deltas) / len(deltas)
+        spread = sum(float((delta - center).norm()) for delta in deltas) / len(deltas)
+        tau = min(max(beta * spread, min_tau), max_tau)
+        moved = float((merged - old).norm())
+        gamma = 1.0 if tau * moved == 0 else float(old.norm()) / (float(old.norm()) + tau * moved)
+        parts.append(gamma * merged)
+    return torch.cat(parts)
+
+
+def inco_kernel(kernel: Tensor, reference: Tensor, clamp_max: float) -> Tensor:
+    """One kernel `[height, width]`, before entries are cut."""
+    n, n_ref = torch.linalg.norm(kernel), torch.linalg.norm(reference)
+    unit, unit_ref = kernel / (n + 1e-7), reference / (n_ref + 1e-7)
+    c = abs(float((unit_ref * unit).sum())) / (float((unit_ref * unit_ref).sum()) + 1e-7)
+    return (unit + min(max(c, 0.0), clamp_max) * unit_ref) * (n + n_ref) / 2
+
+
+def fisher_merge(updates: Tensor, fisher: Tensor, weights: Sequence[float], theta: Tensor) -> Tensor:
+    """The next model, from the clients' models, parameter by parameter."""
+    merged = []
+    for j, start in enumerate(theta.tolist()):
+        models = [start + float(update[j]) for update in updates]
+        sure = [weight * float(row[j]) for weight, row in zip(weights, fisher, strict=True)]
+        if sum(sure) < 1e-6:
+            sure = list(weights)
+        merged.append(sum(s * model for s, model in zip(sure, models, strict=True)) / sum(sure))
+    return torch.tensor(merged, dtype=torch.float64)
+
+
+def trimmed_columns(updates: Tensor, cut: int) -> Tensor:
+    """The mean of each column without its `cut` smallest and largest entries."""
+    columns = [sorted(column)[cut : len(column) - cut] for column in updates.double().T.tolist()]
+    return torch.tensor([sum(column) / len(column) for column in columns], dtype=torch.float64)
+
+
+def median_columns(updates: Tensor) -> Tensor:
+    return torch.tensor([median(column) for column in updates.double().T.tolist()], dtype=torch.float64)
+
+
+def adaptive_step(
+    name: str, theta: float, d: float, m: float, v: float, *, lr: float, beta1: float, beta2: float, tau: float
+) -> tuple[float, float, float]:
+    """One parameter's next value, `m` and `v`."""
+    m = beta1 * m + (1 - beta1) * d
+    square = d * d
+    if name == "adagrad":
+        v = v + square
+    elif name == "adam":
+        v = beta2 * v + (1 - beta2) * square
+    else:
+        sign = (v > square) - (v < square)
+        v = v - (1 - beta2) * square * sign
+    return theta + lr * m / (sqrt(v) + tau), m, v
 
 
 def sam_ascent(parameters: Tensor, gradient: Tensor, rho: float, scaled: Sequence[int], eta: float) -> Tensor:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from fedspec_dist.cohort import RowMatrix
 from fedspec_dist.distributed.collectives import Collectives, ordered_sum
 from fedspec_dist.distributed.columns import Columns
 from fedspec_dist.distributed.tsqr import TallQR
-from fedspec_dist.server.cohort import RowMatrix
 
 # Their sum stays in the cache, and torch does not yet spread the addition over threads.
 _COMBINED_COLUMNS = 16384
@@ -24,7 +24,8 @@ class UpdateMatrix:
     """`num_rows x P`, column-distributed; every rank that owns columns calls every method.
 
     `blocks [num_local_blocks, num_rows, width]` float32 are this rank's columns. Results without a column axis are
-    float64 and the same bits on every rank; results with one are this rank's slice, `[num_local_blocks * width]`.
+    float64, on the CPU and the same bits on every rank; results with one are this rank's slice,
+    `[num_local_blocks * width]` float64.
     """
 
     def __init__(self, blocks: Tensor, columns: Columns, collectives: Collectives) -> None:
@@ -71,18 +72,41 @@ class UpdateMatrix:
         partials = [block.double().square().sum(dim=1) for block in self._blocks]
         return self._sum(partials, (self.num_rows,)).sqrt()
 
-    def map_rows(self, function: Callable[[Tensor], Tensor]) -> UpdateMatrix:
-        """The matrix of `function(block [K, width])` for each block; for methods that need more than the above.
+    def segment_grams(self, bounds: Sequence[tuple[int, int]]) -> Tensor:
+        """`U_s U_s^T` for the columns `start <= j < stop` of each of L segments, `[L, K, K]`.
 
-        The function must keep zero columns zero: the last block is padded with them.
+        Every piece of a segment that lies in one block goes to every rank, which adds them in block order: little to
+        send, since a block meets few segments.
         """
-        mapped = [function(block) for block in self._blocks]
-        blocks = torch.stack(mapped) if mapped else self._blocks
-        return UpdateMatrix(blocks, self._columns, self._collectives)
+        size = (self.num_rows, self.num_rows)
+        pieces = [self._pieces(bounds, *owned) for owned in self._columns.owners]
+        grams = self._blocks.new_zeros(max(map(len, pieces)), *size, dtype=torch.float64)
+        rank = self._collectives.rank
+        first, _ = self._columns.owners[rank]
+        for place, (_, block, inside) in enumerate(pieces[rank]):
+            part = self._blocks[block - first][:, inside].double()
+            grams[place] = part @ part.T
+        gathered = self._collectives.all_gather(grams, "gathering of segments' Gram matrices").cpu()
+        total = torch.zeros(len(bounds), *size, dtype=torch.float64)
+        for theirs, found in zip(pieces, gathered, strict=True):
+            for gram, (segment, _, _) in zip(found, theirs, strict=False):
+                total[segment] += gram
+        return total
+
+    def columnwise(self, function: Callable[..., Tensor], *others: RowMatrix) -> Tensor:
+        """Slice of `function(U, *others)`, called on float64 blocks `[K, width]`, the last one padded with zeros."""
+        matrices = [self._blocks]
+        for other in others:
+            assert isinstance(other, UpdateMatrix)
+            matrices.append(other._blocks)
+        result = self.zeros()
+        for out, *blocks in zip(result.reshape(-1, self._columns.width), *matrices, strict=True):
+            out.copy_(function(*(block.double() for block in blocks)))
+        return result
 
     def qr_r(self) -> Tensor:
         """`R [K, K]` of the thin QR of the transpose (P x K), by TSQR over the blocks."""
-        return self._factor().r
+        return self._factor().r.cpu()
 
     def combine_q(self, coefficients: Tensor) -> Tensor:
         """Slice of `Q z`, Q the orthonormal factor that belongs to `qr_r`."""
@@ -99,9 +123,21 @@ class UpdateMatrix:
 
     def _sum(self, partials: list[Tensor], shape: tuple[int, ...]) -> Tensor:
         size = torch.Size(shape).numel()
-        local = torch.stack(partials).reshape(-1, size) if partials else self.zeros().new_zeros(0, size)
+        local = torch.stack(partials).reshape(len(partials), size) if partials else self.zeros().new_zeros(0, size)
         counts = [self._columns.count(rank) for rank in range(self._collectives.num_ranks)]
-        return ordered_sum(local, counts, self._collectives, "sum over column blocks").reshape(shape)
+        return ordered_sum(local, counts, self._collectives, "sum over column blocks").reshape(shape).cpu()
+
+    def _pieces(self, bounds: Sequence[tuple[int, int]], first: int, stop: int) -> list[tuple[int, int, slice]]:
+        """What the blocks `first <= block < stop` hold of the segments: segment, block, columns within the block.
+
+        In the order of blocks for every segment.
+        """
+        width, pieces = self._columns.width, []
+        for segment, (start, end) in enumerate(bounds):
+            for block in range(max(first, start // width), min(stop, -(-end // width))):
+                inside = slice(max(start - block * width, 0), min(end - block * width, width))
+                pieces.append((segment, block, inside))
+        return pieces
 
 
 def exchange(

@@ -1,7 +1,8 @@
-"""The server's arithmetic: aggregators (one file per paper), client weights and server optimizers.
+"""The server's arithmetic: aggregators, weightings (one file per paper each) and server optimizers.
 
-An aggregator maps a `Cohort` (the round's updates, weights and sketches) to a `Direction`. It sees matrices only
-through the `RowMatrix` protocol, so the same formula runs on one dense tensor and on columns spread over ranks.
-Imported from here: `torch`, `numpy` and the folders below; never `torch.distributed`. A new aggregator is one file and
-one line in `methods.AGGREGATORS`.
+A weighting maps a `Cohort` (a round's updates and what is known beside them) to `Weights`, an aggregator maps it to a
+`Direction`, an optimizer takes a step along that. They see long vectors only as matrices and slices, through the
+protocols of `fedspec_dist.cohort`, so the same formula runs on one dense tensor and on columns spread over ranks.
+Imported from here: `torch`, `numpy` and the folders below; never `torch.distributed`. A new method is one file and one
+line in `fedspec_dist.methods`.
 """

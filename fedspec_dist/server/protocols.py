@@ -14,8 +14,8 @@ from fedspec_dist.cohort import Cohort, Direction
 class Aggregator(Protocol):
     """`Cohort -> Direction`.
 
-    `needs` names what it asks of the clients besides updates: `sketches` (leading eigenpairs of the Fisher matrix at the
-    model they were sent) or `fisher_diagonal` (the diagonal at their trained model, in `cohort.uploads`).
+    `needs` names what it asks of the clients besides updates: `sketches` (leading eigenpairs of the Fisher matrix at
+    the model they were sent) or `fisher_diagonal` (the diagonal at their trained model, in `cohort.uploads`).
     """
 
     needs: ClassVar[frozenset[str]]

@@ -38,6 +38,18 @@ def _matrix(rows: Tensor, columns: Columns, collectives: Collectives) -> UpdateM
     return UpdateMatrix(exchange(padded, owners, columns, collectives), columns, collectives)
 
 
+def _bounds(num_columns: int) -> list[tuple[int, int]]:
+    """Within a block, of one column, over blocks, to the end; one overlaps others and one ends where blocks do."""
+    third = num_columns // 3
+    cuts = [(0, third), (third, third + 1), (third + 1, num_columns), (0, num_columns), (0, min(1024, num_columns))]
+    return [(start, stop) for start, stop in cuts if start < stop]
+
+
+def _spread(rows: Tensor, others: Tensor) -> Tensor:
+    assert rows.dtype == others.dtype == torch.float64
+    return rows.amax(0) - others.amin(0)
+
+
 def _all_operations(
     collectives: Collectives, num_rows: int, num_columns: int, gathered: bool = False
 ) -> dict[str, Any]:
@@ -55,7 +67,8 @@ def _all_operations(
         "combine": assemble(combined, columns, collectives),
         "qr_r": matrix.qr_r(),
         "combine_q": assemble(matrix.combine_q(z), columns, collectives),
-        "doubled": matrix.map_rows(lambda block: 2 * block).gram(),
+        "columnwise": assemble(matrix.columnwise(_spread, other), columns, collectives),
+        "segment_grams": matrix.segment_grams(_bounds(num_columns)),
     }
 
 
@@ -77,7 +90,8 @@ def test_operations_equal_dense_arithmetic(one_process: dict[str, Tensor]) -> No
         "dot": rows @ combined,
         "qr_r": signs[:, None] * r,
         "combine_q": q @ (signs * torch.linspace(1, 2, NUM_ROWS, dtype=torch.float64)),
-        "doubled": 4 * rows @ rows.T,
+        "columnwise": rows.max(0).values - others.min(0).values,
+        "segment_grams": torch.stack([rows[:, a:b] @ rows[:, a:b].T for a, b in _bounds(NUM_COLUMNS)]),
     }
     assert expected.keys() == one_process.keys()
     for name, value in expected.items():
@@ -97,9 +111,38 @@ def test_odd_shapes(num_rows: int, num_columns: int, tmp_path: Path) -> None:
     rows = _rows(num_rows, num_columns).double()
     torch.testing.assert_close(alone["gram"], rows @ rows.T)
     torch.testing.assert_close(alone["qr_r"].T @ alone["qr_r"], rows @ rows.T)
+    for (start, stop), gram in zip(_bounds(num_columns), alone["segment_grams"], strict=True):
+        torch.testing.assert_close(gram, rows[:, start:stop] @ rows[:, start:stop].T)
     for results in run_ranks(_all_operations, 2, tmp_path, num_rows, num_columns):
         for name, value in alone.items():
             assert torch.equal(results[name], value), name
+
+
+def _without_rows(collectives: Collectives) -> list[tuple[int, ...]]:
+    columns = Columns.shared(NUM_COLUMNS, collectives.num_ranks)
+    matrix = _matrix(torch.zeros(0, NUM_COLUMNS), columns, collectives)
+    summed = matrix.columnwise(lambda rows: rows.sum(0))
+    return [tuple(matrix.segment_grams([(0, 10), (10, 20)]).shape), tuple(matrix.gram().shape), tuple(summed.shape)]
+
+
+def test_a_matrix_without_rows(tmp_path: Path) -> None:
+    assert _without_rows(SingleProcess()) == [(2, 0, 0), (0, 0), (5 * 1024,)]
+    assert run_ranks(_without_rows, 2, tmp_path) == [[(2, 0, 0), (0, 0), (n * 1024,)] for n in (2, 3)]
+
+
+def test_columnwise_is_given_float64_and_padding_of_zeros() -> None:
+    columns = Columns.shared(20, 1)
+    matrix = _matrix(_rows(3, 20), columns, SingleProcess())
+    seen: list[Tensor] = []
+
+    def function(rows: Tensor) -> Tensor:
+        seen.append(rows)
+        return rows.sum(0) / rows.square().sum(0)  # not finite where there is padding
+
+    result = matrix.columnwise(function)
+    assert (seen[0].dtype, seen[0].shape) == (torch.float64, (3, 32))
+    assert not seen[0][:, 20:].any()
+    assert torch.isfinite(assemble(result, columns, SingleProcess())).all()
 
 
 def test_qr_refuses_nan() -> None:

@@ -9,11 +9,32 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedspec_dist.cohort import Cohort, Sketches
 from fedspec_dist.methods import AGGREGATORS
-from fedspec_dist.server.cohort import Aggregator, Cohort, Sketches
-from tests.reference import DenseRows, fedgh_vectors, fipa_dense
+from fedspec_dist.parameters import Segment
+from fedspec_dist.server.protocols import Aggregator
+from tests.reference import (
+    DenseRows,
+    dense_cohort,
+    fedgh_vectors,
+    fedlws_model,
+    fednova_update,
+    fipa_dense,
+    fisher_merge,
+    inco_kernel,
+    median_columns,
+    trimmed_columns,
+)
 
-P = 12
+# A residual stage of two blocks with kernels of 2x2, and a linear layer.
+SEGMENTS = (
+    Segment("blocks.0.conv2.weight", (1, 1, 2, 2), 0, 4),
+    Segment("blocks.1.conv1.weight", (1, 1, 2, 2), 4, 4),
+    Segment("blocks.1.conv2.weight", (1, 1, 2, 2), 8, 4),
+    Segment("fc.weight", (1, 2), 12, 2),
+)
+LAYERS = [(segment.start, segment.stop) for segment in SEGMENTS]
+P = SEGMENTS[-1].stop
 
 
 @dataclass(frozen=True)
@@ -22,37 +43,34 @@ class Problem:
     weights: Tensor
     bases: tuple[Tensor, ...]
     eigenvalues: tuple[Tensor, ...]
+    theta: Tensor
+    fisher: Tensor
+    steps: tuple[float, ...]
 
     def cohort(self) -> Cohort:
         owners = [torch.full((basis.shape[1],), k) for k, basis in enumerate(self.bases)]
         sketches = Sketches(DenseRows(torch.cat(self.bases, dim=1).T), torch.cat(self.eigenvalues), torch.cat(owners))
-        return Cohort(DenseRows(self.updates), self.weights, sketches)
+        cohort = dense_cohort(
+            self.updates,
+            self.theta,
+            weights=self.weights.tolist(),
+            effective_steps=self.steps,
+            segments=SEGMENTS,
+            uploads={"fisher_diagonal": self.fisher},
+        )
+        return replace(cohort, sketches=sketches)
 
     def pick(self, order: list[int]) -> Problem:
         weights = self.weights[order]
-        return Problem(
-            self.updates[order],
-            weights / weights.sum(),
-            tuple(self.bases[k] for k in order),
-            tuple(self.eigenvalues[k] for k in order),
+        return replace(
+            self,
+            updates=self.updates[order],
+            weights=weights / weights.sum(),
+            bases=tuple(self.bases[k] for k in order),
+            eigenvalues=tuple(self.eigenvalues[k] for k in order),
+            fisher=self.fisher[order],
+            steps=tuple(self.steps[k] for k in order),
         )
-
-
-@dataclass(frozen=True)
-class Case:
-    """One setting of an aggregator; `fedavg_problem` turns a problem into one where it equals FedAvg."""
-
-    name: str
-    parameters: dict[str, object]
-    expected: Callable[[Problem], Tensor]
-    order_invariant: bool = True
-    like_fedavg: Callable[[Problem], Problem] = lambda problem: problem
-
-    def build(self) -> Aggregator:
-        return AGGREGATORS[self.name].build(**self.parameters)
-
-    def direction(self, problem: Problem) -> Tensor:
-        return self.build().direction(problem.cohort()).slice
 
 
 def problem(num_clients: int = 4, seed: int = 0) -> Problem:
@@ -64,10 +82,13 @@ def problem(num_clients: int = 4, seed: int = 0) -> Problem:
     ranks = [3, 1, 0, 4][:num_clients]
     weights = torch.rand(num_clients, generator=generator, dtype=torch.float64) + 0.1
     return Problem(
-        normal(num_clients, P),
+        0.1 * normal(num_clients, P),
         weights / weights.sum(),
         tuple(torch.linalg.qr(normal(P, rank)).Q for rank in ranks),
         tuple(normal(rank).abs().sort(descending=True).values for rank in ranks),
+        normal(P),
+        normal(num_clients, P).square() * (torch.arange(P) != 5),  # a parameter that nobody is sure of
+        (4.0, 1.0, 2.5, 9.0)[:num_clients],
     )
 
 
@@ -82,48 +103,96 @@ def same_full_fisher(given: Problem) -> Problem:
     return replace(given, bases=(basis,) * num_clients, eigenvalues=(values,) * num_clients)
 
 
+def same_weights(given: Problem) -> Problem:
+    return replace(given, weights=torch.full_like(given.weights, 1 / len(given.weights)))
+
+
+def two_clients(given: Problem) -> Problem:
+    return same_weights(given.pick([0, 1]))
+
+
+def same_steps(given: Problem) -> Problem:
+    return replace(given, steps=(7.0,) * len(given.steps))
+
+
+def same_diagonals(given: Problem) -> Problem:
+    return replace(given, fisher=(given.fisher[:1] + 0.1).expand(len(given.updates), -1).clone())
+
+
 def expected_fipa(damping: float, factor: float) -> Callable[[Problem], Tensor]:
     return lambda p: factor * fipa_dense(p.bases, p.eigenvalues, p.updates, p.weights, damping)
 
 
+def expected_fedlws(beta: float, min_tau: float, max_tau: float) -> Callable[[Problem], Tensor]:
+    return lambda p: fedlws_model(p.updates, p.theta, p.weights.tolist(), LAYERS, beta, min_tau, max_tau) - p.theta
+
+
+def expected_inco(p: Problem) -> Tensor:
+    result = p.weights @ p.updates
+    reference = result[:4].clone().reshape(2, 2)
+    for start in (4, 8):
+        kernel = result[start : start + 4].reshape(2, 2)
+        result[start : start + 4] = inco_kernel(kernel, reference, 5.0).clamp(-0.1, 0.1).reshape(-1)
+    return result
+
+
+@dataclass(frozen=True)
+class Case:
+    """One setting of an aggregator; `fedavg_problem` turns a problem into one where it equals FedAvg."""
+
+    name: str
+    parameters: dict[str, object]
+    expected: Callable[[Problem], Tensor]
+    fedavg_problem: Callable[[Problem], Problem] | None = None
+    exactly_fedavg: bool = False
+    order_invariant: bool = True
+
+    def build(self) -> Aggregator:
+        return AGGREGATORS[self.name].build(**self.parameters)
+
+    def direction(self, problem: Problem) -> Tensor:
+        return self.build().direction(problem.cohort()).slice
+
+    def __str__(self) -> str:
+        return f"{self.name}{self.parameters}"
+
+
+UNDAMPED = {"convention": "exact", "damping": 0, "step": 1}
 CASES = [
-    Case("fedavg", {}, lambda p: p.weights @ p.updates),
-    Case(
-        "fedgh",
-        {},
-        lambda p: p.weights @ fedgh_vectors(p.updates, "pairwise"),
-        order_invariant=False,
-        like_fedavg=without_conflicts,
-    ),
-    Case(
-        "fedgh",
-        {"mode": "snapshot"},
-        lambda p: p.weights @ fedgh_vectors(p.updates, "snapshot"),
-        order_invariant=False,
-        like_fedavg=without_conflicts,
+    Case("fedavg", {}, lambda p: p.weights @ p.updates, lambda p: p, exactly_fedavg=True),
+    *(
+        Case(
+            "fedgh",
+            {"mode": mode},
+            lambda p, mode=mode: p.weights @ fedgh_vectors(p.updates, mode),
+            without_conflicts,
+            exactly_fedavg=True,
+            order_invariant=False,
+        )
+        for mode in ("pairwise", "snapshot")
     ),
     Case("fipa", {}, expected_fipa(0.5, 0.25)),
     Case("fipa", {"merge": "tsqr", "damping": 0.1, "step": 2.0}, expected_fipa(0.1, 0.2)),
     Case("fipa", {"convention": "exact", "damping": 0.1, "step": 1.0}, expected_fipa(0.1, 1.0)),
+    Case("fipa", UNDAMPED, expected_fipa(0, 1), same_full_fisher),
+    Case("fipa", {"merge": "tsqr", **UNDAMPED}, expected_fipa(0, 1), same_full_fisher),
+    Case("fednova", {}, lambda p: fednova_update(p.updates, p.weights.tolist(), p.steps), same_steps),
+    Case("fedlws", {}, expected_fedlws(0.03, 0.01, 0.2)),
+    Case("fedlws", {"beta": 1.0, "max_tau": 0.15}, expected_fedlws(1.0, 0.01, 0.15)),
+    Case("fedlws", {"min_tau": 0.0, "max_tau": 0.0}, expected_fedlws(0.03, 0, 0), lambda p: p, exactly_fedavg=True),
+    Case("inco", {}, expected_inco),
     Case(
-        "fipa",
-        {"convention": "exact", "damping": 0, "step": 1},
-        expected_fipa(0, 1),
-        like_fedavg=same_full_fisher,
+        "fisher_diagonal",
+        {},
+        lambda p: fisher_merge(p.updates, p.fisher, p.weights.tolist(), p.theta) - p.theta,
+        same_diagonals,
     ),
-    Case(
-        "fipa",
-        {"convention": "exact", "damping": 0, "step": 1, "merge": "tsqr"},
-        expected_fipa(0, 1),
-        like_fedavg=same_full_fisher,
-    ),
+    Case("median", {}, lambda p: median_columns(p.updates), two_clients),
+    Case("trimmed_mean", {"trim": 0.25}, lambda p: trimmed_columns(p.updates, len(p.updates) // 4), two_clients),
+    Case("trimmed_mean", {"trim": 0.0}, lambda p: trimmed_columns(p.updates, 0), same_weights),
 ]
-every_aggregator = pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name}{case.parameters}")
-has_fedavg_limit = pytest.mark.parametrize(
-    "case",
-    [case for case in CASES if case.name != "fipa" or case.parameters.get("damping") == 0],
-    ids=lambda case: f"{case.name}{case.parameters}",
-)
+every_aggregator = pytest.mark.parametrize("case", CASES, ids=str)
+has_fedavg_limit = pytest.mark.parametrize("case", [case for case in CASES if case.fedavg_problem], ids=str)
 
 
 def close(left: Tensor, right: Tensor) -> None:
@@ -146,6 +215,9 @@ def test_equals_its_dense_twin(case: Case, seed: int) -> None:
 def test_one_client(case: Case) -> None:
     alone = problem().pick([0])
     close(case.direction(alone), case.expected(alone))
+    is_fedavg = case.name in ("fedavg", "fedgh", "fednova", "fisher_diagonal", "median", "trimmed_mean")
+    is_fedavg = is_fedavg or case.parameters.get("max_tau") == 0
+    assert is_fedavg == torch.allclose(case.direction(alone), alone.updates[0], rtol=1e-12, atol=1e-12)
 
 
 @every_aggregator
@@ -172,27 +244,31 @@ def test_permuted_clients(case: Case) -> None:
 
 @has_fedavg_limit
 def test_degenerate_setting_equals_fedavg(case: Case) -> None:
-    given = case.like_fedavg(problem())
+    assert case.fedavg_problem is not None
+    given = case.fedavg_problem(problem())
     fedavg = AGGREGATORS["fedavg"].build().direction(given.cohort()).slice
     result = case.direction(given)
-    if case.name == "fipa":
-        close(result, fedavg)
-    else:
+    if case.exactly_fedavg:
         assert torch.equal(result, fedavg)
+    else:
+        close(result, fedavg)
 
 
 @every_aggregator
 def test_diagnostics_carry_the_name_as_prefix(case: Case) -> None:
     diagnostics = case.build().direction(problem().cohort()).diagnostics
     assert all(key.startswith(f"{case.name}/") and isinstance(diagnostics[key], float) for key in diagnostics)
-    assert bool(diagnostics) == (case.name != "fedavg")
+    assert bool(diagnostics) == (case.name not in ("fedavg", "median"))
 
 
 @every_aggregator
-def test_sketches_are_needed_where_announced(case: Case) -> None:
-    cohort = replace(problem().cohort(), sketches=None)
-    if case.build().needs_sketches:
-        with pytest.raises(AssertionError, match="needs sketches"):
-            case.build().direction(cohort)
-    else:
-        close(case.build().direction(cohort).slice, case.expected(problem()))
+def test_needs_are_announced(case: Case) -> None:
+    cohort = problem().cohort()
+    without = {"sketches": replace(cohort, sketches=None), "fisher_diagonal": replace(cohort, uploads={})}
+    assert case.build().needs <= set(without)
+    for name, bare in without.items():
+        if name in case.build().needs:
+            with pytest.raises(AssertionError, match=f"{case.name} needs"):
+                case.build().direction(bare)
+        else:
+            close(case.build().direction(bare).slice, case.expected(problem()))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedspec_dist.server.fedgh import MODES, FedGH, conflict_ratio, harmonize
+from fedspec_dist.server.aggregators.fedgh import MODES, FedGH, conflict_ratio, harmonize
 from tests.reference import fedgh_vectors
 
 both_modes = pytest.mark.parametrize("mode", MODES)

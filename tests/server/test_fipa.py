@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
-from fedspec_dist.server.cohort import Cohort, Sketches
-from fedspec_dist.server.fipa import Fipa, merge, merge_coefficients, null_fraction, qr_merge_coefficients
-from tests.reference import DenseRows, fipa_dense, fipa_released
+from fedspec_dist.cohort import Cohort, Sketches
+from fedspec_dist.server.aggregators.fipa import Fipa, merge, merge_coefficients, null_fraction, qr_merge_coefficients
+from tests.reference import DenseRows, dense_cohort, fipa_dense, fipa_released
 
 HALF = torch.tensor([0.5, 0.5], dtype=torch.float64)
 
@@ -232,7 +234,7 @@ def test_coefficients_are_shared_by_every_distribution() -> None:
 def cohort(bases: list[Tensor], eigenvalues: list[Tensor], updates: Tensor, weights: Tensor) -> Cohort:
     owners = torch.cat([torch.full((basis.shape[1],), k) for k, basis in enumerate(bases)])
     sketches = Sketches(DenseRows(torch.cat(bases, dim=1).T), torch.cat(eigenvalues), owners)
-    return Cohort(DenseRows(updates), weights, sketches)
+    return replace(dense_cohort(updates, weights=weights.tolist()), sketches=sketches)
 
 
 @pytest.mark.parametrize("form", ["gram", "tsqr"])

@@ -29,7 +29,10 @@ class Uniform(Stateless):
 
 
 class Samples(Stateless):
-    """`n_k / sum_j n_j`: McMahan et al., "Communication-Efficient Learning of Deep Networks ...", 2017, algorithm 1."""
+    """`n_k / sum_j n_j`, each client's share of the cohort's samples.
+
+    McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", 2017, algorithm 1.
+    """
 
     def weigh(self, cohort: Cohort, state: dict[str, Tensor]) -> Weights:
         return Weights(cohort.clients.shares)

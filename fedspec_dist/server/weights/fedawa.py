@@ -1,0 +1,120 @@
+"""FedAWA: weights learned from the clients' updates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, sqrt
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedspec_dist.cohort import Cohort
+from fedspec_dist.server.checks import require
+from fedspec_dist.server.protocols import Weights
+from fedspec_dist.server.vectors import inner
+
+OPTIMIZERS = ("adam", "sgd")
+# Below this share of the largest squared norm, a squared distance is rounding of the Gram matrix.
+_NO_DISTANCE = 1e-13
+
+
+class FedAwa:
+    """`w = softmax(T)` over the round's clients, where a few steps of an optimizer have lowered
+
+        L(T) = sum_k w_k (1 - cos(theta, y_k)) + sum_k w_k || u_k - sum_j w_j u_j ||        y_k = theta + u_k
+
+    The logits `T` of all N clients are kept between rounds, by client; they start as the shares `n_k / N_total` of the
+    samples (not their logarithms), so `w` differs from the shares of the samples even with `server_epochs = 0`. Equal
+    sizes start uniform. The optimizer is new in every round: `adam` with betas 0.5 and 0.999, or `sgd` with momentum
+    0.9 (the released program has `lr` 0.01 and `weight_decay` 5e-4 for it, and 0.001 for Adam).
+
+    The released program aggregates with the weights that the last step started from: with one epoch, the logits that a
+    round learns first count in the next. `stale=False` uses those after it. It also reads the logits by position in
+    the cohort and not by client, which is not copied, and has another first term (`reg_distance`), which is left out.
+
+    One client, or equal updates: no gradient, `T` stays.
+
+    Diagnostics, of the last step's loss: `fedawa/cosine_loss` and `fedawa/distance_loss`, its two terms.
+
+    C. Shi et al., "FedAWA: Adaptive Optimization of Aggregation Weights in Federated Learning Using Client Vectors",
+    CVPR 2025, and its released program.
+
+    Raises:
+        ValueError: a parameter is out of range.
+    """
+
+    needs_proxy: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        optimizer: str = "adam",
+        lr: float = 0.001,
+        weight_decay: float = 0.0,
+        server_epochs: int = 1,
+        stale: bool = True,
+    ) -> None:
+        require(optimizer in OPTIMIZERS, "server.weights.optimizer", f"one of {', '.join(OPTIMIZERS)}", optimizer)
+        require(0 < lr < inf, "server.weights.lr", "above 0", lr)
+        require(0 <= weight_decay < inf, "server.weights.weight_decay", "at least 0", weight_decay)
+        require(server_epochs >= 0, "server.weights.server_epochs", "at least 0", server_epochs)
+        self.optimizer, self.lr, self.weight_decay = optimizer, lr, weight_decay
+        self.server_epochs, self.stale = server_epochs, stale
+
+    def initial_state(self, num_samples: Tensor) -> dict[str, Tensor]:
+        """`logits [N]`: the shares of the samples of all clients."""
+        counts = num_samples.to(torch.float64)
+        return {"logits": counts / counts.sum()}
+
+    def weigh(self, cohort: Cohort, state: dict[str, Tensor]) -> Weights:
+        vectors = ClientVectors.of(cohort)
+        logits = state["logits"][cohort.clients.ids].requires_grad_()
+        optimizer = self._new_optimizer(logits)
+        before = after = logits.detach().softmax(0)
+        for _ in range(self.server_epochs):
+            before = after
+            optimizer.zero_grad()
+            with torch.enable_grad():
+                cosine, distance = vectors.losses(logits.softmax(0))
+                (cosine + distance).backward()
+            optimizer.step()
+            after = logits.detach().softmax(0)
+        state["logits"][cohort.clients.ids] = logits.detach()
+        cosine, distance = vectors.losses(before)
+        diagnostics = {"fedawa/cosine_loss": float(cosine), "fedawa/distance_loss": float(distance)}
+        return Weights(before if self.stale else after, diagnostics=diagnostics)
+
+    def _new_optimizer(self, logits: Tensor) -> torch.optim.Optimizer:
+        if self.optimizer == "adam":
+            return torch.optim.Adam([logits], lr=self.lr, betas=(0.5, 0.999), weight_decay=self.weight_decay)
+        return torch.optim.SGD([logits], lr=self.lr, momentum=0.9, weight_decay=self.weight_decay)
+
+
+@dataclass(frozen=True)
+class ClientVectors:
+    """What the loss needs of the updates `u_k [P]` and of `theta [P]`, all float64."""
+
+    gram: Tensor  # [K, K], u_k . u_j
+    along: Tensor  # [K], u_k . theta
+    squared_norm: float  # theta . theta
+
+    @classmethod
+    def of(cls, cohort: Cohort) -> ClientVectors:
+        along = cohort.updates.dot(cohort.slicing.slice(cohort.theta))
+        return cls(cohort.updates.gram(), along, inner(cohort.theta, cohort.theta))
+
+    def losses(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """The two terms of `L` at the weights `w [K]`."""
+        return (w * (1 - self.cosines())).sum(), (w * self.distances(w)).sum()
+
+    def cosines(self) -> Tensor:
+        """`cos(theta, theta + u_k)`, `[K]`; 0 where one of them is zero."""
+        squared = (self.squared_norm + 2 * self.along + self.gram.diagonal()).clamp(min=0)
+        return (self.squared_norm + self.along) / (sqrt(self.squared_norm) * squared.sqrt()).clamp(min=1e-8)
+
+    def distances(self, w: Tensor) -> Tensor:
+        """`|| u_k - sum_j w_j u_j ||`, `[K]`, with gradient 0 where it is 0."""
+        mean = (self.gram * w).sum(1)
+        squared = self.gram.diagonal() - 2 * mean + (w * mean).sum()
+        apart = squared > _NO_DISTANCE * self.gram.diagonal().max()
+        return torch.where(apart, squared, 1.0).sqrt() * apart

@@ -1,0 +1,84 @@
+"""FedDisco's worked numbers and limits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedspec_dist.server.weights.feddisco import METRICS, FedDisco, discrepancies
+from fedspec_dist.server.weights.shares import Samples
+from tests.reference import dense_cohort, feddisco_weights
+
+COUNTS = [[10, 0], [10, 30]]
+
+
+def weights(counts: list[list[int]], **parameters: object) -> Tensor:
+    sizes = [sum(row) for row in counts]
+    cohort = dense_cohort(torch.zeros(len(counts), 2), num_samples=sizes, class_counts=counts)
+    return FedDisco(**parameters).weigh(cohort, {}).values
+
+
+def close(left: Tensor, right: list[float], tolerance: float = 1e-9) -> None:
+    torch.testing.assert_close(left, torch.tensor(right, dtype=torch.float64), rtol=0, atol=tolerance)
+
+
+def test_worked_numbers() -> None:
+    close(discrepancies(torch.tensor(COUNTS), "kl"), [0.8412396714, 0.1587603286])
+    close(discrepancies(torch.tensor(COUNTS), "l2"), [0.7071067812, 0.3535533906])
+    close(weights(COUNTS, a=0.1, b=0.1), [0.196250939, 0.803749061])
+    close(weights(COUNTS), [0.0, 1.0])
+
+
+def test_other_metrics_by_hand() -> None:
+    close(discrepancies(torch.tensor(COUNTS), "l1"), [1.0, 0.5])
+    close(discrepancies(torch.tensor(COUNTS), "cosine"), [1 - 0.5**0.5, 1 - 2 / 5**0.5])
+    close(discrepancies(torch.tensor([[1, 9], [5, 6]]), "only_iid"), [float("inf"), 0.01])
+
+
+def test_the_sum_that_the_kl_is_divided_by_may_be_zero() -> None:
+    assert discrepancies(torch.tensor([[5, 5], [2, 2]]), "kl").tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("metric", sorted(METRICS))
+def test_without_a_and_b_exactly_the_shares(metric: str) -> None:
+    # Shares whose sum is not exactly 1: dividing by it once more would be seen.
+    counts = [[k + 1, 0] for k in range(16)]
+    cohort = dense_cohort(torch.zeros(16, 2), num_samples=[k + 1 for k in range(16)], class_counts=counts)
+    assert float(cohort.clients.shares.sum()) != 1
+    expected = Samples().weigh(cohort, {}).values
+    assert torch.equal(FedDisco(0.0, 0.0, metric).weigh(cohort, {}).values, expected)
+
+
+def test_b_alone_is_not_the_shares() -> None:
+    close(weights([[5, 5], [15, 15]], a=0.0, b=0.5), [(0.25 + 0.5) / 2, (0.75 + 0.5) / 2])
+
+
+@pytest.mark.parametrize("metric", sorted(METRICS))
+@pytest.mark.parametrize(("a", "b"), [(0.5, 0.1), (0.1, 0.1), (0.3, 0.0), (1.0, -0.05), (5.0, 0.0), (0.0, 0.2)])
+def test_equals_its_twin(metric: str, a: float, b: float) -> None:
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(5):
+        counts = torch.randint(1, 40, (6, 4), generator=generator).tolist()
+        # The twin would multiply an infinite discrepancy by 0.
+        expected = feddisco_weights(counts, a, b, metric if a else "l2")
+        close(weights(counts, a=a, b=b, metric=metric), expected, 1e-12)
+
+
+def test_equal_sizes_and_distributions_are_uniform() -> None:
+    close(weights([[3, 5]] * 4), [0.25] * 4, 1e-15)
+
+
+def test_where_nobody_counts_the_shares() -> None:
+    close(weights(COUNTS, a=5.0, b=-1.0), [0.2, 0.8])
+    close(weights([[4, 0]], a=5.0, b=0.0), [1.0])
+
+
+def test_a_client_without_samples_does_not_count() -> None:
+    values = weights([[0, 0], [10, 0], [10, 30]], a=0.1, b=0.1)
+    close(values, [0.0, 0.196250939, 0.803749061])
+
+
+def test_diagnostics() -> None:
+    cohort = dense_cohort(torch.zeros(2, 2), num_samples=[10, 40], class_counts=COUNTS)
+    assert FedDisco().weigh(cohort, {}).diagnostics == {"feddisco/dropped": 0.5}

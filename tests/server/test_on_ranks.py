@@ -1,0 +1,120 @@
+"""Every aggregator and weighting on the matrix of a round, at 1, 2 and 3 ranks: dense arithmetic, and the same bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedspec_dist.cohort import Cohort, RowMatrix, Sketches
+from fedspec_dist.distributed.collectives import Collectives, SingleProcess
+from fedspec_dist.distributed.columns import Columns
+from fedspec_dist.distributed.update_matrix import UpdateMatrix, exchange
+from fedspec_dist.methods import AGGREGATORS, WEIGHTS
+from fedspec_dist.parameters import Segment
+from fedspec_dist.rounds.server import ColumnSlicing
+from tests.distributed.harness import run_ranks
+from tests.reference import DenseRows, dense_cohort
+from tests.server.test_weightings import Hills
+
+# Five blocks of 1024 columns, the last one padded: neither 2 nor 3 ranks divide them.
+K = 5
+SEGMENTS = (
+    Segment("conv.weight", (7, 3), 0, 21),
+    Segment("blocks.0.conv2.weight", (15, 10, 3, 3), 21, 1350),
+    Segment("blocks.1.conv1.weight", (15, 10, 3, 3), 1371, 1350),
+    Segment("blocks.1.norm1.weight", (29,), 2721, 29),
+    Segment("blocks.1.conv2.weight", (15, 10, 3, 3), 2750, 1350),
+    Segment("fc.weight", (30, 30), 4100, 900),
+)
+P = SEGMENTS[-1].stop
+
+
+def _rows(num_rows: int, seed: int) -> Tensor:
+    return torch.randn(num_rows, P, generator=torch.Generator().manual_seed(seed)) / 10
+
+
+def _dense() -> Cohort:
+    cohort = dense_cohort(
+        _rows(K, 0),
+        _rows(1, 1)[0],
+        num_samples=[10, 3, 40, 25, 7],
+        class_counts=[[5, 5], [1, 2], [10, 30], [25, 0], [0, 7]],
+        effective_steps=[2.9, 1.0, 5.61, 2.9, 1.9],
+        segments=SEGMENTS,
+        uploads={"fisher_diagonal": _rows(K, 2).square().mul(1e-4)},  # some below the threshold
+        proxy=Hills(P),
+    )
+    sketches = Sketches(DenseRows(_rows(3, 3)), torch.tensor([3.0, 2, 1]).double(), torch.tensor([0, 0, 3]))
+    return replace(cohort, sketches=sketches)
+
+
+def _spread(dense: Cohort, columns: Columns, collectives: Collectives) -> Cohort:
+    """The same round, its columns on their ranks; client k was trained on rank `k % num_ranks`."""
+
+    def matrix(rows: RowMatrix) -> UpdateMatrix:
+        assert isinstance(rows, DenseRows)
+        owners = [list(range(r, rows.num_rows, collectives.num_ranks)) for r in range(collectives.num_ranks)]
+        mine = torch.zeros(len(owners[collectives.rank]), columns.padded)
+        mine[:, :P] = rows.rows[owners[collectives.rank]].float()
+        return UpdateMatrix(exchange(mine, owners, columns, collectives), columns, collectives)
+
+    assert dense.sketches is not None
+    return replace(
+        dense,
+        updates=matrix(dense.updates),
+        slicing=ColumnSlicing(columns, collectives),
+        sketches=replace(dense.sketches, rows=matrix(dense.sketches.rows)),
+        uploads={name: matrix(rows) for name, rows in dense.uploads.items()},
+    )
+
+
+def _results(cohort: Cohort) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, method in AGGREGATORS.items():
+        direction = method.build().direction(cohort)
+        assert direction.slice.dtype == torch.float64
+        found[name] = (cohort.slicing.whole(direction.slice), dict(direction.diagnostics))
+    for name, method in WEIGHTS.items():
+        weighting = method.build()
+        state = weighting.initial_state(cohort.clients.num_samples)
+        for _ in range(2):
+            weights = weighting.weigh(cohort, state)
+        found[f"weights {name}"] = (weights.values, {"shrink": weights.shrink, **weights.diagnostics})
+    return found
+
+
+def _on_ranks(collectives: Collectives) -> dict[str, Any]:
+    return _results(_spread(_dense(), Columns.shared(P, collectives.num_ranks, K), collectives))
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    return _on_ranks(SingleProcess())
+
+
+def test_one_rank_equals_dense_arithmetic(alone: dict[str, Any]) -> None:
+    for name, (values, diagnostics) in _results(_dense()).items():
+        torch.testing.assert_close(alone[name][0], values, rtol=1e-9, atol=1e-9, msg=name)
+        assert alone[name][1] == pytest.approx(diagnostics, rel=1e-6, abs=1e-6), name
+
+
+def test_the_round_tells_the_methods_apart(alone: dict[str, Any]) -> None:
+    names = sorted(alone)
+    for kind in (True, False):
+        family = [name for name in names if name.startswith("weights") == kind]
+        for i, one in enumerate(family):
+            for other in family[:i]:
+                assert not torch.allclose(alone[one][0], alone[other][0], rtol=1e-3, atol=1e-6), (one, other)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_same_bits_on_any_number_of_ranks(num_ranks: int, tmp_path: Path, alone: dict[str, Any]) -> None:
+    for rank, found in enumerate(run_ranks(_on_ranks, num_ranks, tmp_path)):
+        for name, (values, diagnostics) in alone.items():
+            assert torch.equal(found[name][0], values), f"{name} on rank {rank}"
+            assert found[name][1] == diagnostics, f"{name} on rank {rank}"
