@@ -113,7 +113,9 @@ def table(study: Study) -> str:
         spread = f"{stdev(scores):.3f}" if len(scores) > 1 else ""
         average = mean(scores) if scores else None
         shown = f"{average:.3f}" if average is not None else ""
-        rows.append((average or 0.0, f"| {name} | `{' '.join(point)}` | {tuned:.3f} | {shown} | {spread} | {len(scores)} |"))
+        rows.append(
+            (average or 0.0, f"| {name} | `{' '.join(point)}` | {tuned:.3f} | {shown} | {spread} | {len(scores)} |")
+        )
     head = "| method | best point | tuning seed | mean | spread | seeds |\n| --- | --- | --- | --- | --- | --- |\n"
     return head + "".join(f"{row}\n" for _, row in sorted(rows, key=lambda item: -item[0]))
 

@@ -1,6 +1,6 @@
 """The tables of docs/methods.md that come from the code.
 
-    python -m docs.tables        # writes them anew; a test fails while they are not what the code says
+python -m docs.tables        # writes them anew; a test fails while they are not what the code says
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from fedspec_dist import methods
 from fedspec_dist.config import ConfigError, load
 
+PIPE = "\\|"
 PAGE = Path(__file__).parent / "methods.md"
 STEP_TIMES = Path(__file__).parents[1] / "benchmarks" / "results" / "local_methods.json"
 
@@ -56,7 +57,7 @@ def tables() -> dict[str, str]:
 
 def family(table: Mapping[str, methods.Method], common: Mapping[str, tuple[Any, Any]] | None = None) -> str:
     """Name, parameters with defaults, and the first sentence of its description."""
-    rows = [[f"`{name}`", parameters(entry), summary(entry)] for name, entry in table.items()]
+    rows = [[f"`{name}`", parameters(entry), summary(name, entry)] for name, entry in table.items()]
     text = markdown(["name", "parameters", ""], rows)
     if common:
         shared = ", ".join(f"`{key}` {_shown(default)}" for key, (_, default) in common.items())
@@ -72,7 +73,7 @@ def local_methods() -> str:
         made = entry.build()
         traffic = [len(made.own), len(made.server), len(made.broadcast), len(made.uploads)]
         ratio = f"{times[name]['median']:.2f}" if name in times else ""
-        rows.append([f"`{name}`", parameters(entry), summary(entry), *map(str, traffic), ratio])
+        rows.append([f"`{name}`", parameters(entry), summary(name, entry), *map(str, traffic), ratio])
     return markdown(["name", "parameters", "", "client keeps", "server keeps", "down", "up", "step"], rows)
 
 
@@ -96,20 +97,23 @@ def parameters(entry: methods.Method) -> str:
     return ", ".join(f"`{key}` {_shown(default)}" for key, (_, default) in entry.parameters.items()) or "-"
 
 
-def summary(entry: methods.Method) -> str:
-    """The first sentence of the module's description where the module is one method's, else of the class's."""
-    module, _, name = entry.target.partition(":")
+def summary(name: str, entry: methods.Method) -> str:
+    """The first sentence on the method: of its module, where that begins with its name and a colon, or of its class."""
+    module, _, attribute = entry.target.partition(":")
     loaded = importlib.import_module(module, "fedspec_dist")
-    title, colon, rest = (loaded.__doc__ or "").strip().split("\n\n")[0].replace("\n", " ").partition(": ")
-    text = rest if colon and re.fullmatch(r"[\w -]+", title) else (getattr(loaded, name).__doc__ or "")
-    first = " ".join(text.strip().split("\n\n")[0].split())
-    sentence = re.split(r"(?<=[^.])\. |\.$", first)[0]
+    title, _, rest = _first_paragraph(loaded).partition(": ")
+    its_own = title.replace("-", "").replace(" ", "").lower() == name.replace("_", "")
+    sentence = re.split(r"\. |[.:]$", rest if its_own else _first_paragraph(getattr(loaded, attribute)))[0]
     return sentence[0].upper() + sentence[1:]
+
+
+def _first_paragraph(documented: Any) -> str:
+    return " ".join((documented.__doc__ or "").strip().split("\n\n")[0].split())
 
 
 def markdown(head: list[str], rows: list[list[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return "".join(f"| {' | '.join(cell.replace('|', PIPE) for cell in line)} |\n" for line in lines)
 
 
 def filled(page: str) -> str:
@@ -122,9 +126,8 @@ def filled(page: str) -> str:
 
 
 def _shown(default: Any) -> str:
-    if default is ...:
-        return "(required)"
-    return {None: "none", True: "true", False: "false"}.get(default, str(default)) if not isinstance(default, list) else f"`{default}`"
+    """As YAML has it."""
+    return "(required)" if default is ... else json.dumps(default).replace('"', "")
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ from fedspec_dist.parameters import Segment
 class RowMatrix(Protocol):
     """A `num_rows x P` matrix `U` whose columns may be spread over ranks.
 
-    Small results (`[K, K]`, `[K, R]`, `[K]`) are float64, on the CPU and the same bits on every rank; long ones are this
-    rank's slice of a vector of length P, float64. Every rank calls every method, in the same order. `num_rows` may be
-    zero.
+    Small results (`[K, K]`, `[K, R]`, `[K]`) are float64, on the CPU and the same bits on every rank; long ones are
+    this rank's slice of a vector of length P, float64. Every rank calls every method, in the same order. `num_rows` may
+    be zero.
     """
 
     @property

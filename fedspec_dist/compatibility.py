@@ -33,9 +33,7 @@ RULES = [
     ),
     Rule(
         "server.aggregator",
-        lambda phase, _: (
-            phase.server.aggregator.type == "fednova" and phase.local.algorithm.type in _STATEFUL_MEANS
-        ),
+        lambda phase, _: phase.server.aggregator.type == "fednova" and phase.local.algorithm.type in _STATEFUL_MEANS,
         "got 'fednova' with a local.algorithm whose server adds the clients' mean drift, which is of whole updates and "
         "does not fit normalised ones; allowed with feddyn and feddc: any other aggregator",
     ),
@@ -65,7 +63,9 @@ RULES = [
     ),
     Rule(
         "local.algorithm",
-        lambda phase, config: phase.local.algorithm.type in _ON_FEATURES and getattr(config.model, "hidden", None) == [],
+        lambda phase, config: (
+            phase.local.algorithm.type in _ON_FEATURES and getattr(config.model, "hidden", None) == []
+        ),
         "got a method that acts on learned features with a linear model, which has none; allowed: model.hidden with at "
         "least one layer",
     ),

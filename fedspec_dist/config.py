@@ -28,6 +28,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from fedspec_dist import methods
 from fedspec_dist.compatibility import check_combinations
 from fedspec_dist.methods import Count, CountOrZero, Family, Fraction, NotNegative, Patterns, Positive
 from fedspec_dist.overrides import (
@@ -138,8 +139,8 @@ class _ChoiceOf:
         return self._models[name].model_validate(value)
 
 
-def _choice(*path: str) -> Any:
-    return Annotated[Any, BeforeValidator(_ChoiceOf(FAMILIES[path]))]
+def _choice(key: str) -> BeforeValidator:
+    return BeforeValidator(_ChoiceOf(methods.FAMILIES[key]))
 
 
 class Flip(Choice):
@@ -173,10 +174,10 @@ def _each_once(entries: list[Any]) -> list[Any]:
 
 
 class DataFields(Section):
-    dataset: _choice("data", "dataset")
+    dataset: Annotated[Any, _choice("data.dataset")]
     root: str
     download: bool
-    partition: _choice("data", "partition")
+    partition: Annotated[Any, _choice("data.partition")]
     augment: Annotated[list[Augment], AfterValidator(_each_once)]
 
 
@@ -208,7 +209,7 @@ Amount = Annotated[Any, BeforeValidator(_amount)]
 
 
 class Local(Section):
-    algorithm: _choice("local", "algorithm")
+    algorithm: Annotated[Any, _choice("local.algorithm")]
     lr: Positive
     lr_decay: Annotated[float, Field(gt=0, le=1)]
     momentum: Annotated[float, Field(ge=0, lt=1)]
@@ -220,10 +221,10 @@ class Local(Section):
 
 
 class Server(Section):
-    aggregator: _choice("server", "aggregator")
-    weights: _choice("server", "weights")
-    filter: _choice("server", "filter")
-    optimizer: _choice("server", "optimizer")
+    aggregator: Annotated[Any, _choice("server.aggregator")]
+    weights: Annotated[Any, _choice("server.weights")]
+    filter: Annotated[Any, _choice("server.filter")]
+    optimizer: Annotated[Any, _choice("server.optimizer")]
 
 
 class Phase(Section):
@@ -232,7 +233,7 @@ class Phase(Section):
     rounds: Count
     trainable: Patterns
     local: Local
-    filter: _choice("filter")
+    filter: Annotated[Any, _choice("filter")]
     server: Server
 
 
@@ -276,14 +277,14 @@ class Config(Section):
     output: str
     plugins: list[str]
     data: Data
-    model: _choice("model")
+    model: Annotated[Any, _choice("model")]
     trainable: Patterns
     rounds: Count
     clients_per_round: Annotated[float, Field(gt=0), AfterValidator(_participation)]
     sampling: Literal["fixed", "bernoulli"]
     dropout: Fraction
     local: Local
-    filter: _choice("filter")
+    filter: Annotated[Any, _choice("filter")]
     server: Server
     phases: list[Phase]
     eval: Eval
@@ -400,8 +401,8 @@ def _import_plugins(names: Any) -> None:
             import_module(str(name))
         except Exception as error:
             raise ConfigError(
-                f"plugins: {name!r} could not be imported ({type(error).__name__}: {error}); allowed: modules that python "
-                "finds, in the folder from which the command is started or on PYTHONPATH"
+                f"plugins: {name!r} could not be imported ({type(error).__name__}: {error}); allowed: modules that "
+                "python finds, in the folder from which the command is started or on PYTHONPATH"
             ) from error
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedspec_dist.config import Config, Phase
 from fedspec_dist.distributed.runtime import Runtime
-from fedspec_dist.models.network import Network
 from fedspec_dist.parameters import ParameterLayout
 from fedspec_dist.rounds.federation import Federation
 from fedspec_dist.rounds.stage import Stage
@@ -21,7 +20,7 @@ def phase_of_round(phases: Sequence[Phase], round_index: int) -> int:
     return next(number for number, end in enumerate(ends) if round_index < end)
 
 
-def check_patterns(config: Config, module: Network) -> list[ParameterLayout]:
+def check_patterns(config: Config, module: nn.Module) -> list[ParameterLayout]:
     """The layout of each phase.
 
     Raises:
@@ -40,7 +39,7 @@ def check_patterns(config: Config, module: Network) -> list[ParameterLayout]:
 class Phases:
     """Makes the stage of each phase when its first round comes; the model passes from one to the next."""
 
-    def __init__(self, config: Config, module: Network, federation: Federation, runtime: Runtime) -> None:
+    def __init__(self, config: Config, module: nn.Module, federation: Federation, runtime: Runtime) -> None:
         check_patterns(config, module)
         self.module = module
         self._config = config

@@ -15,8 +15,8 @@ from fedspec_dist.distributed.environment import Environment
 from fedspec_dist.parameters import ParameterLayout
 from fedspec_dist.rounds.federation import Federation, build_model, load_federation
 from fedspec_dist.rounds.phases import check_patterns, phase_of_round
-from fedspec_dist.rounds.sampling import reporting, sample_cohort, workload
-from fedspec_dist.rounds.stage import aggregator_needs, cut_columns, make_algorithm, max_rank
+from fedspec_dist.rounds.sampling import Workload, reporting, sample_cohort, workload
+from fedspec_dist.rounds.stage import aggregator_needs, cost, cut_columns, make_algorithm, max_rank
 
 _SHOWN_ROUNDS = 5
 _FLOAT_BYTES = 4
@@ -50,16 +50,11 @@ def _rounds_table(config: Config, federation: Federation, layouts: Sequence[Para
     for index in range(min(_SHOWN_ROUNDS, config.rounds)):
         number = phase_of_round(schedule, index)
         phase, layout = schedule[number], layouts[number]
-        cohort = reporting(config, index, sample_cohort(config, index, federation.population))
-        samples = federation.num_samples(cohort)
-        loads = [workload(config.seed, phase.local, index, *pair) for pair in zip(cohort, samples, strict=True)]
-        passes = make_algorithm(phase).passes
-        costs = [load.samples_seen * passes for load in loads]
-        plan = assign(costs, num_ranks)
+        cohort, loads, costs, plan = plan_round(config, federation, index, num_ranks)
         for rank, positions in enumerate(plan):
             steps = sum(loads[p].num_steps for p in positions)
             clients = ", ".join(str(cohort[p]) for p in positions) or "none"
-            largest = max((samples[p] for p in positions), default=0)
+            largest = max((loads[p].num_samples for p in positions), default=0)
             states = len(federation.clients[rank::num_ranks])
             work = Work(len(cohort), len(positions), largest, federation.dataset.num_classes, states)
             sent, held = traffic_and_memory(config, phase, len(layout), num_ranks, rank, work)
@@ -67,6 +62,20 @@ def _rounds_table(config: Config, federation: Federation, layouts: Sequence[Para
             table.add_row(place, str(rank), clients, str(steps), _megabytes(sent), _megabytes(held), balance)
         table.add_section()
     return table
+
+
+def plan_round(
+    config: Config, federation: Federation, index: int, num_ranks: int
+) -> tuple[list[int], list[Workload], list[float], list[list[int]]]:
+    """Cohort, what each of it will do, what that costs, and the positions in the cohort that each rank trains."""
+    schedule = config.schedule()
+    phase = schedule[phase_of_round(schedule, index)]
+    cohort = reporting(config, index, sample_cohort(config, index, federation.population))
+    samples = federation.num_samples(cohort)
+    loads = [workload(config.seed, phase.local, index, *pair) for pair in zip(cohort, samples, strict=True)]
+    algorithm = make_algorithm(phase)
+    costs = [cost(algorithm, load) for load in loads]
+    return cohort, loads, costs, assign(costs, num_ranks)
 
 
 def _phases_table(config: Config, module: nn.Module, layouts: Sequence[ParameterLayout]) -> Table:

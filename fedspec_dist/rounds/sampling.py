@@ -62,6 +62,7 @@ def _bernoulli(seed: int, round_index: int, population: Sequence[int], share: fl
 class Workload:
     """A client's local work in a round: the batches of `epochs` epochs, up to `num_steps` of them."""
 
+    num_samples: int  # that it has
     epochs: int
     num_steps: int
     bounds: Sequence[tuple[int, int]]
@@ -82,7 +83,7 @@ def workload(seed: int, local: Local, round_index: int, client: int, num_samples
         epochs = _draw(local.epochs, *key)
         num_steps = epochs * per_epoch
     bounds = batch_bounds(num_samples, local.batch_size, epochs)[:num_steps]
-    return Workload(epochs, num_steps, bounds)
+    return Workload(num_samples, epochs, num_steps, bounds)
 
 
 def _draw(amount: int | Range, seed: int, purpose: str, *key: int) -> int:

@@ -115,7 +115,8 @@ class FederatedServer:
 
     def step(self, theta: Tensor, cohort: Cohort | None, round_index: int) -> tuple[Tensor, dict[str, float]]:
         """The next model `[P]` on every rank, and the methods' diagnostics (empty on ranks that wait)."""
-        part, diagnostics = theta.new_zeros(0), {}
+        part = theta.new_zeros(0)
+        diagnostics: dict[str, float] = {}
         if cohort is not None:
             part, diagnostics = self._step(cohort, round_index)
         for name, whole in self.broadcast.items():

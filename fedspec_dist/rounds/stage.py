@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedspec_dist import methods
 from fedspec_dist.clients.algorithms.base import LocalAlgorithm
@@ -35,7 +35,9 @@ FISHER_DIAGONAL = "fisher_diagonal"
 class Stage:
     """Executor, server and client states of one phase. A new phase starts with empty memories."""
 
-    def __init__(self, config: Config, phase: Phase, module: Network, federation: Federation, runtime: Runtime) -> None:
+    def __init__(
+        self, config: Config, phase: Phase, module: nn.Module, federation: Federation, runtime: Runtime
+    ) -> None:
         self.phase = phase
         self._config = config
         self._federation = federation
@@ -43,6 +45,11 @@ class Stage:
         self.layout = ParameterLayout(module, phase.trainable)
         self.augmentation = Augmentation.from_entries([entry.model_dump() for entry in config.data.augment])
         self._algorithm = make_algorithm(phase)
+        if self._algorithm.needs_features and not isinstance(module, Network):
+            raise ValueError(
+                f"local.algorithm: {phase.local.algorithm.type} acts on features, but model.type {config.model.type} "
+                "has no represent(): derive it from fedspec_dist.models.network.Network"
+            )
         images = federation.dataset.train_images
         self.executor = SequentialExecutor(
             module,
@@ -98,8 +105,8 @@ class Stage:
         return [workload(*key, client, count) for client, count in zip(cohort, counts, strict=True)]
 
     def costs(self, loads: Sequence[Workload]) -> list[float]:
-        """What assignment balances: the samples that each client will see, as often as they pass the model."""
-        return [load.samples_seen * self._algorithm.passes for load in loads]
+        """What assignment balances."""
+        return [cost(self._algorithm, load) for load in loads]
 
     def clients(self, round_index: int, cohort: Sequence[int], loads: Sequence[Workload]) -> Clients:
         """What every rank knows of the cohort, whoever trains it."""
@@ -118,7 +125,7 @@ class Stage:
             proximal=self._algorithm.proximal,
         )
 
-    def _proxy(self, module: Network) -> Callable[[int], Proxy]:
+    def _proxy(self, module: nn.Module) -> Callable[[int], Proxy]:
         assert self._federation.proxy is not None
         images, labels = self._federation.proxy
         batch_size = getattr(self.phase.server.weights, "batch_size", len(labels))
@@ -132,6 +139,11 @@ class Stage:
             algorithm=self._algorithm,
             sgd=LocalSgd(local.momentum, local.weight_decay, local.clip_norm),
         )
+
+
+def cost(algorithm: LocalAlgorithm, load: Workload) -> float:
+    """The samples that a client will see, as often as they pass through the model."""
+    return load.samples_seen * algorithm.passes + load.num_samples * algorithm.needs_full_gradient
 
 
 def make_algorithm(phase: Phase) -> LocalAlgorithm:

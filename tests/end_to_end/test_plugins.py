@@ -39,7 +39,9 @@ def test_the_example_on_the_page_runs_with_the_same_bits_on_two_ranks_and_on_one
 def test_a_wrong_parameter_of_ones_own_method_is_refused_like_any_other(folder: Path) -> None:
     wrong = ["plugins=[my_methods]", "local.algorithm={type: normalized_sgd, pul: 0.1}"]
     run(folder, *wrong).expect(2, "local.algorithm.pul: unknown key; did you mean pull? allowed: type, epsilon, pull")
-    run(folder, *wrong[:1], "local.algorithm={type: normalized_sgd, pull: -1}").expect(2, "local.algorithm.pull: got -1")
+    run(folder, *wrong[:1], "local.algorithm={type: normalized_sgd, pull: -1}").expect(
+        2, "local.algorithm.pull: got -1"
+    )
     run(folder, "local.algorithm=normalized_sgd").expect(2, "local.algorithm: got 'normalized_sgd'; allowed: 'fedavg'")
 
 

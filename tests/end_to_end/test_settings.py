@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 
 from fedspec_dist.config import load
-from fedspec_dist.distributed.assignment import assign
-from fedspec_dist.rounds.federation import build_model, cost, load_federation
+from fedspec_dist.rounds.federation import build_model, load_federation
 from fedspec_dist.rounds.phases import check_patterns
-from fedspec_dist.rounds.plan import Work, traffic_and_memory
-from fedspec_dist.rounds.sampling import sample_cohort
+from fedspec_dist.rounds.plan import Work, plan_round, traffic_and_memory
 from tests.end_to_end.cli import results_of, run, run_folder
 
 pytestmark = pytest.mark.slow
@@ -32,7 +30,14 @@ def test_deterministic_kernels_and_two_threads_give_the_same_bits_on_one_and_two
 
 @pytest.mark.parametrize(
     "overrides",
-    [["server.aggregator=fedgh"], ["server.aggregator={type: fipa, rank: 4}"], ["runtime.aggregation=gather"]],
+    [
+        ["server.aggregator=fedgh"],
+        ["server.aggregator={type: fipa, rank: 4}"],
+        ["runtime.aggregation=gather"],
+        ["local.algorithm=fedcm"],
+        ["server.aggregator=fisher_diagonal"],
+        ["local.epochs={min: 1, max: 3}", "dropout=0.2", "sampling=bernoulli"],
+    ],
 )
 def test_the_plan_foretells_the_bytes(overrides: list[str], tmp_path: Path) -> None:
     settings = [*SMALL, *overrides]
@@ -43,10 +48,9 @@ def test_the_plan_foretells_the_bytes(overrides: list[str], tmp_path: Path) -> N
     (layout,) = check_patterns(config, build_model(config, federation.dataset))
     (phase,) = config.schedule()
     for index, line in enumerate(lines):
-        cohort = sample_cohort(config.seed, index, federation.population, config.cohort_size())
-        plan = assign([cost(phase, count) for count in federation.num_samples(cohort)], 3)
+        cohort, _, _, plan = plan_round(config, federation, index, 3)
         planned = sum(
-            traffic_and_memory(config, phase, len(layout), 3, rank, Work(len(positions), 0, 10))[0]
+            traffic_and_memory(config, phase, len(layout), 3, rank, Work(len(cohort), len(positions), 0, 10, 0))[0]
             for rank, positions in enumerate(plan)
         )
         measured = json.loads(line)["bytes_exchanged"]

@@ -69,7 +69,9 @@ def tiny(overrides: Sequence[str] = ()) -> Config:
     return load(None, [*TINY, *overrides])
 
 
-def run_job(config: Config, folder: Path, collectives: Collectives | None = None, rounds: int | None = None) -> Finished:
+def run_job(
+    config: Config, folder: Path, collectives: Collectives | None = None, rounds: int | None = None
+) -> Finished:
     """Train to the end, or to `rounds`; goes on from the folder's newest checkpoint."""
     collectives = collectives or SingleProcess()
     rank, num_ranks = collectives.rank, collectives.num_ranks
