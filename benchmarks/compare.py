@@ -97,7 +97,7 @@ def pending(study: Study) -> Iterator[list[str]]:
     """What can be run now: first all grids, then the other seeds of the methods whose grid is complete."""
     tuning = [study.arguments(n, point, study.tuning_seed) for n in study.methods for point in study.grid(n)]
     found = {name: best(study, name) for name in study.methods}
-    final = [study.arguments(n, f[0], seed) for n, f in found.items() if f is not None for seed in study.seeds]
+    final = [study.arguments(n, f[0], seed) for seed in study.seeds for n, f in found.items() if f is not None]
     yield from (arguments for arguments in [*tuning, *final] if score(arguments) is None)
 
 

@@ -21,8 +21,14 @@ class Rule:
 # Local methods whose update is a sum of gradient steps, possibly pulled to the anchor: what FedNova normalises.
 _STATEFUL_MEANS = {"feddyn", "feddc"}
 _LEARNED_WEIGHTS = {"feddisco", "fedawa", "fedlaw"}
+_WITH_MEMORY = {"momentum", "adagrad", "adam", "yogi"}
 _ON_FEATURES = {"moon", "feddecorr", "fedrcl"}
 _WITHOUT_BLOCKS = {"mlp", "cnn", "cnn8k", "cnn23k", "cnn207k", "lenet"}
+
+
+def _shrinks(phase: Any) -> bool:
+    return phase.server.aggregator.type == "fedlws" or phase.server.weights.type == "fedlaw"
+
 
 RULES = [
     Rule(
@@ -60,6 +66,31 @@ RULES = [
         ),
         "got a weighting with an aggregator that ignores weights; allowed with median and trimmed_mean: uniform, "
         "samples (which are ignored)",
+    ),
+    Rule(
+        "server.optimizer",
+        lambda phase, _: _shrinks(phase) and phase.server.optimizer.type in _WITH_MEMORY,
+        "got one that remembers or rescales directions with fedlws or fedlaw, which shrink the model: the shrinking "
+        "would be repeated or rescaled like a gradient; allowed with them: sgd",
+    ),
+    Rule(
+        "server.filter",
+        lambda phase, _: phase.server.aggregator.type == "fedlws" and phase.server.filter.type != "none",
+        "got a filter with server.aggregator: fedlws, whose direction holds the shrinking of the model, not the update "
+        "alone; allowed with it: none",
+    ),
+    Rule(
+        "server.weights",
+        lambda phase, _: phase.server.aggregator.type == "fedlws" and phase.server.weights.type == "fedlaw",
+        "got 'fedlaw' with server.aggregator: fedlws: the model would be shrunk twice; allowed with fedlws: any other",
+    ),
+    Rule(
+        "server.aggregator.max_tau",
+        lambda phase, _: (
+            phase.server.aggregator.type == "fedlws"
+            and phase.server.aggregator.max_tau < phase.server.aggregator.min_tau
+        ),
+        "got less than min_tau; allowed: at least min_tau",
     ),
     Rule(
         "local.algorithm",

@@ -25,6 +25,9 @@ PAIRS = [
     *_all_pairs("local.algorithm", "filter"),
     *_all_pairs("server.weights", "server.aggregator"),
     *_all_pairs("server.optimizer", "server.weights"),
+    *_all_pairs("server.optimizer", "server.aggregator"),
+    *_all_pairs("local.algorithm", "server.optimizer"),
+    *_all_pairs("local.algorithm", "server.weights"),
 ]
 LEGAL = [pair for pair in PAIRS if refusal(*pair) is None]
 
@@ -61,6 +64,12 @@ REFUSED = {
         for weights in ("feddisco", "fedawa", "fedlaw")
         for aggregator in ("median", "trimmed_mean")
     },
+    ("fedlaw", "fedlws"): r"^server\.weights: got 'fedlaw' .*shrunk twice; allowed with fedlws: any other",
+    **{
+        (optimizer, shrinking): r"^server\.optimizer: .*like a gradient; allowed with them: sgd"
+        for optimizer in ("momentum", "adagrad", "adam", "yogi")
+        for shrinking in ("fedlws", "fedlaw")
+    },
 }
 
 
@@ -80,6 +89,8 @@ def test_no_more_and_no_less_is_refused() -> None:
     ("overrides", "message"),
     [
         (["server.aggregator=inco"], r"^server\.aggregator: got 'inco', .*model resnet20"),
+        (["server.aggregator=fedlws", "server.filter=rfft"], r"^server\.filter: got a filter .*allowed with it: none"),
+        (["server.aggregator={type: fedlws, min_tau: 0.3}"], r"^server\.aggregator\.max_tau: got less than min_tau"),
         (["local.algorithm=fedrcl", "model={type: mlp, hidden: []}"], r"^local\.algorithm: got .*model\.hidden"),
         (
             ["local.algorithm={type: fedprox, mu: 0.1}", "local.momentum=0.9", "server.aggregator=fednova"],
