@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "fedspec_dist"
-BASE = {"config", "methods", "seeding", "parameters", "cohort"}  # and what config is made of, for config alone
+BASE = {
+    "config",
+    "methods",
+    "seeding",
+    "parameters",
+    "cohort",
+    "checks",
+}
 # folder -> what of the package it may import besides itself. Level by level: a folder knows those below it only.
 ALLOWED: dict[str, set[str]] = {
     "methods": set(),
@@ -18,13 +25,14 @@ ALLOWED: dict[str, set[str]] = {
     "seeding": set(),
     "parameters": set(),
     "cohort": {"parameters"},
+    "checks": set(),
     "data": {"seeding"},
     "models": set(),
     "tasks": set(),
     "filters": {"parameters"},
     "fisher": {"parameters", "seeding"},
-    "clients": {"parameters", "seeding", "cohort", "data", "models", "tasks", "filters", "fisher"},
-    "server": {"parameters", "seeding", "cohort", "fisher"},
+    "clients": {"parameters", "seeding", "cohort", "checks", "data", "models", "tasks", "filters", "fisher"},
+    "server": {"parameters", "seeding", "cohort", "checks", "fisher"},
     "distributed": {"parameters", "seeding", "cohort"},
     "tracking": set(),
     "rounds": BASE | {"data", "models", "tasks", "filters", "fisher", "clients", "server", "distributed", "tracking"},

@@ -9,34 +9,31 @@ import math
 from collections.abc import Sequence
 from typing import TypeVar
 
+from fedspec_dist.checks import require
+
 Choice = TypeVar("Choice", int, str)
 
 
 def not_negative(key: str, value: float) -> float:
-    _require(0 <= value < math.inf, key, value, "at least 0")
+    require(0 <= value < math.inf, f"local.algorithm.{key}", "at least 0", value)
     return value
 
 
 def positive(key: str, value: float) -> float:
-    _require(0 < value < math.inf, key, value, "above 0")
+    require(0 < value < math.inf, f"local.algorithm.{key}", "above 0", value)
     return value
 
 
 def share(key: str, value: float) -> float:
-    _require(0 < value <= 1, key, value, "above 0 and at most 1")
+    require(0 < value <= 1, f"local.algorithm.{key}", "above 0 and at most 1", value)
     return value
 
 
 def cosine(key: str, value: float) -> float:
-    _require(-1 <= value <= 1, key, value, "from -1 to 1")
+    require(-1 <= value <= 1, f"local.algorithm.{key}", "from -1 to 1", value)
     return value
 
 
 def one_of(key: str, value: Choice, choices: Sequence[Choice]) -> Choice:
-    _require(value in choices, key, value, " or ".join(map(repr, choices)))
+    require(value in choices, f"local.algorithm.{key}", " or ".join(map(repr, choices)), value)
     return value
-
-
-def _require(fulfilled: bool, key: str, value: object, allowed: str) -> None:
-    if not fulfilled:
-        raise ValueError(f"local.algorithm.{key}: {value!r} given; allowed is {allowed}")
