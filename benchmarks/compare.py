@@ -18,6 +18,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -120,10 +121,9 @@ def table(study: Study) -> str:
     return head + "".join(f"{row}\n" for _, row in sorted(rows, key=lambda item: -item[0]))
 
 
-def _worker(arguments: list[str]) -> str:
-    os.environ["OMP_NUM_THREADS"] = "1"
+def _worker(arguments: list[str]) -> list[str]:
     run(arguments)
-    return " ".join(arguments)
+    return arguments
 
 
 def main() -> int:
@@ -138,13 +138,21 @@ def main() -> int:
     target = Path(options.output) / f"{options.study.stem}.md"
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["fedspec_dist.rounds.run", "fedspec_dist.main"])
-    while not options.table_only and (waiting := list(pending(study))):
-        with context.Pool(options.processes) as pool:
-            for done in pool.imap_unordered(_worker, waiting):
-                print(f"{score(done.split(' ')):.4f}  {done}", flush=True)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    failed: list[str] = []
+    # Twice: the other seeds of a method can be run once its grid has been.
+    for _ in range(0 if options.table_only else 2):
+        waiting = list(pending(study))
+        with ProcessPoolExecutor(options.processes, mp_context=context) as pool:
+            for future in as_completed([pool.submit(_worker, arguments) for arguments in waiting]):
+                if error := future.exception():
+                    failed.append(str(error))
+                    print(error, file=sys.stderr, flush=True)
+                    continue
+                print(f"{score(future.result()):.4f}  {' '.join(future.result())}", flush=True)
                 target.write_text(table(study))
     print(table(study))
-    return 0
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
