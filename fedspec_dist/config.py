@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from importlib import import_module
@@ -98,6 +99,25 @@ DEFAULTS: dict[str, Any] = {
         "timeout_s": 600,
         "on_nonfinite": "raise",
         "sketch_memory_mb": 1024,
+        "interface": None,
+    },
+    "cluster": {
+        "nodes": 1,
+        "gpus_per_node": None,
+        "ranks_per_node": None,
+        "cpus_per_rank": None,
+        "mem_gb": None,
+        "time": "1h",
+        "partition": None,
+        "account": None,
+        "qos": None,
+        "constraint": None,
+        "exclude": None,
+        "array_parallelism": None,
+        "extra": {},
+        "max_requeues": 10,
+        "requeue_on_failure": 0,
+        "signal_before_s": 120,
     },
 }
 
@@ -261,6 +281,51 @@ class Runtime(Section):
     timeout_s: Positive
     on_nonfinite: Literal["raise", "skip"]
     sketch_memory_mb: CountOrZero
+    interface: str | None  # of the network between hosts
+
+
+def minutes(text: str) -> int:
+    """A time as `90m`, `4h`, `1d12h` or `HH:MM:SS`, in whole minutes, rounded up.
+
+    Raises:
+        ValueError: anything else, or no time at all.
+    """
+    if clock := re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", text):
+        days, hours, mins, seconds = (int(part or 0) for part in clock.groups())
+    elif units := re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?", text):
+        days, hours, mins, seconds = *(int(part or 0) for part in units.groups()), 0
+    else:
+        raise ValueError("must be a time such as 90m, 4h, 1d12h or 04:00:00")
+    total = (days * 24 + hours) * 60 + mins + (seconds > 0)
+    if not total:
+        raise ValueError("must be a time of at least a minute")
+    return total
+
+
+def _time(text: str) -> str:
+    minutes(text)
+    return text
+
+
+class Cluster(Section):
+    """What `launch.submit` asks the scheduler for; has no part in the result."""
+
+    nodes: Count
+    gpus_per_node: CountOrZero | None
+    ranks_per_node: Count | None
+    cpus_per_rank: Count | None
+    mem_gb: Positive | None
+    time: Annotated[str, AfterValidator(_time)]
+    partition: str | None
+    account: str | None
+    qos: str | None
+    constraint: str | None
+    exclude: str | None
+    array_parallelism: Count | None
+    extra: dict[str, Any]  # any other option of sbatch
+    max_requeues: CountOrZero
+    requeue_on_failure: CountOrZero
+    signal_before_s: CountOrZero
 
 
 def _participation(value: float) -> float:
@@ -291,6 +356,7 @@ class Config(Section):
     checkpoint: Checkpoint
     tracking: Tracking
     runtime: Runtime
+    cluster: Cluster
 
     def schedule(self) -> list[Phase]:
         if self.phases:
@@ -330,11 +396,11 @@ class Config(Section):
         and one that ended at a bad client may go on without it.
         """
         deciding = self.to_dict()
-        for key in ("name", "output", "checkpoint", "tracking"):
+        for key in ("name", "output", "checkpoint", "tracking", "cluster"):
             del deciding[key]
         for key in ("root", "download"):
             del deciding["data"][key]
-        for key in ("device", "backend", "aggregation", "timeout_s", "on_nonfinite"):
+        for key in ("device", "backend", "aggregation", "timeout_s", "on_nonfinite", "interface"):
             del deciding["runtime"][key]
         text = json.dumps(deciding, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
@@ -447,6 +513,7 @@ _SECTIONS: dict[tuple[str, ...], type[Section]] = {
     ("checkpoint",): Checkpoint,
     ("tracking",): Tracking,
     ("runtime",): Runtime,
+    ("cluster",): Cluster,
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from fedspec_dist import config as config_module
-from fedspec_dist.config import Config, ConfigError, load, validate
+from fedspec_dist.config import Config, ConfigError, load, minutes, validate
 
 
 def _file(folder: Path, text: str) -> Path:
@@ -103,6 +103,9 @@ def test_parameters_of_the_data_set_stand_beside_it() -> None:
         (["runtime.backend=nccl", "runtime.device=cpu"], r"^runtime\.backend: got 'nccl' with runtime\.device 'cpu'"),
         (["server.aggregator={type: fipa, damping: 0}"], r"^server\.aggregator\.damping: got 0 .*never move"),
         (["name=a/b"], r"^name: got 'a/b'"),
+        (["cluster.time=4 hours"], r"^cluster\.time: got '4 hours'; must be a time such as 90m, 4h, 1d12h"),
+        (["cluster.time=0m"], r"^cluster\.time: got '0m'; must be a time of at least a minute"),
+        (["cluster.node=2"], r"^cluster\.node: unknown key; did you mean nodes\?"),
         (["seed=-1"], r"^seed: got -1"),
         (["rounds"], r"^'rounds': an override is key=value"),
         (["rounds=[1"], r"^rounds: '\[1' is not a YAML value"),
@@ -231,3 +234,23 @@ def test_a_home_that_is_not_there_is_named() -> None:
 def test_keys_are_names(text: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r": a key is a name"):
         load(_file(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("90m", 90),
+        ("4h", 240),
+        ("1d12h", 2160),
+        ("1h30m", 90),
+        ("04:00:00", 240),
+        ("1-00:00:00", 1440),
+        ("00:00:30", 1),
+    ],
+)
+def test_times_in_minutes(text: str, expected: int) -> None:
+    assert minutes(text) == expected
+
+
+def test_where_a_job_runs_has_no_part_in_the_run() -> None:
+    assert load(None, ["cluster.nodes=4", "runtime.interface=ib0"]).fingerprint() == load(None).fingerprint()
