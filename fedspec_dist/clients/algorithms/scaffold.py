@@ -36,8 +36,8 @@ class Scaffold(LocalAlgorithm):
     gradient of the data only. (Option 1 is as the paper is remembered: no program that was read has it.)
 
     The first round is FedAvg bit for bit. So are all with a single client, up to rounding: its `c_i` and the server's
-    `c` are the same sums, made in different precision. With one local step of all clients, the corrections cancel in the
-    uniform mean. An update of zero leaves `c_i - c`.
+    `c` are the same sums, made in different precision. With one local step of all clients, the corrections cancel in
+    the uniform mean. An update of zero leaves `c_i - c`.
 
     Raises:
         ValueError: `option` is neither 1 nor 2.
