@@ -8,15 +8,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedspec_dist.clients.algorithms.fedprox import FedProx
 from fedspec_dist.clients.sequential import ClientWork, LocalMethods, SequentialExecutor
 from fedspec_dist.clients.sgd import LocalSgd
 from fedspec_dist.data.augment import Augmentation
 from fedspec_dist.data.batches import batch_bounds
-from fedspec_dist.filters.spectral import HighPass, high_pass
-from fedspec_dist.methods import MODELS
+from fedspec_dist.filters.spectral import high_pass
+from fedspec_dist.methods import FILTERS, LOCAL_ALGORITHMS, MODELS
 from fedspec_dist.parameters import ParameterLayout
 from tests.end_to_end.cli import results_of, run
+from tests.rounds.jobs import run_job, tiny
+from tests.rounds.test_every_method import SETTINGS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU is visible")
 
@@ -44,23 +45,42 @@ def test_one_rank_over_nccl(tmp_path: Path) -> None:
     run(tmp_path, *DATA, "model=cnn", PHASES, ranks=1, timeout_s=300).expect(0)
 
 
-def test_inside_a_client_nothing_waits_for_the_device() -> None:
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_method_runs_on_a_gpu_and_repeats(name: str, tmp_path: Path) -> None:
+    config = tiny([*SETTINGS[name], "rounds=3", "runtime.device=cuda", "runtime.deterministic=true"])
+    torch.use_deterministic_algorithms(True)
+    try:
+        first, again = (run_job(config, tmp_path / folder) for folder in ("first", "again"))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert first.results() == again.results()
+    assert all(torch.equal(again.model[key], tensor) for key, tensor in first.model.items())
+    assert all(tensor.isfinite().all() for tensor in first.model.values())
+
+
+@pytest.mark.parametrize("name", LOCAL_ALGORITHMS)
+@pytest.mark.parametrize("kept", FILTERS)
+def test_inside_a_client_nothing_waits_for_the_device(name: str, kept: str) -> None:
     device = torch.device("cuda")
     model = MODELS["resnet20"].build((3, 16, 16), 10).to(device)
     layout = ParameterLayout(model)
     images = torch.randn(100, 16, 16, 3, device=device).permute(0, 3, 1, 2)
     labels = torch.arange(100, device=device) % 10
     augmentation = Augmentation(padding=2, flip=True)
-    local = LocalMethods(HighPass(layout.segments, 0.05), FedProx(0.1), LocalSgd(0.9, 1e-3, 10.0))
+    algorithm = LOCAL_ALGORITHMS[name].build()
+    local = LocalMethods(FILTERS[kept].build(layout.segments), algorithm, LocalSgd(0.9, 1e-3, 10.0))
     executor = SequentialExecutor(model, layout, F.cross_entropy, local, images, labels, augmentation.gather)
     theta = executor.vectors.parameters.clone()
     draws = torch.zeros(100, 3, dtype=torch.int64, device=device)
-    work = ClientWork(torch.arange(100, device=device), batch_bounds(100, 40, 1), draws)
+    samples, counts = torch.arange(100, device=device), torch.full((10,), 10, device=device)
+    work = ClientWork(samples, samples, batch_bounds(100, 40, 1), draws, counts, 1, 0)
     update = torch.empty_like(theta)
-    executor.train(work, theta, 0.1, update)  # kernels are chosen and caches filled here
+    own = torch.stack([theta for _ in algorithm.own]) if algorithm.own else None
+    uploads = {upload: torch.empty_like(theta) for upload in algorithm.uploads}
+    executor.train(work, theta, 0.1, update, own=own, uploads=uploads)  # kernels are chosen and caches filled here
     torch.cuda.set_sync_debug_mode("error")
     try:
-        result = executor.train(work, theta, 0.1, update)
+        result = executor.train(work, theta, 0.1, update, own=own, uploads=uploads)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert result.isfinite().all()

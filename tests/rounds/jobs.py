@@ -76,9 +76,10 @@ def run_job(
     collectives = collectives or SingleProcess()
     rank, num_ranks = collectives.rank, collectives.num_ranks
     environment = Environment(rank, num_ranks, rank, num_ranks, launched=True)
-    runtime = Runtime(environment, torch.device("cpu"), "gloo", collectives, StopRequest())
-    federation = load_federation(config, prepares=True)
-    module = build_model(config, federation.dataset)
+    device = torch.device("cuda" if config.runtime.device == "cuda" else "cpu")
+    runtime = Runtime(environment, device, "gloo", collectives, StopRequest())
+    federation = load_federation(config, prepares=True).to(device)
+    module = build_model(config, federation.dataset).to(device)
     run_folder = RunFolder(folder)
     saved = load_newest(run_folder.checkpoints, config.fingerprint())
     if saved is not None:
@@ -88,5 +89,5 @@ def run_job(
         phases.resume(saved.round, saved.server, saved.clients)
     recorder = Recorder(runtime.stop, rounds)
     train(Job(config, runtime, federation, phases, run_folder, recorder), saved.round if saved else 0)
-    model = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    model = {name: tensor.cpu().clone() for name, tensor in module.state_dict().items()}
     return Finished(model, recorder.records)
