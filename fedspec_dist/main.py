@@ -1,18 +1,19 @@
 """The entry point: `torchrun --nproc_per_node N -m fedspec_dist.main [CONFIG] [key=value ...]`.
 
-Without torchrun it is one process. Without a config it is the embedded default: SpecGradFilter on handwritten digits.
+Under srun each task is a rank; started alone it is one process. Without a config it is the embedded default:
+SpecGradFilter on handwritten digits.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from typing import IO, cast
 
 from fedspec_dist.config import Config, ConfigError, load
+from fedspec_dist.distributed.environment import LaunchError, is_first, read_environment
 
 EXIT_USAGE = 2
 
@@ -23,12 +24,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path, overrides = _split(options.config)
         config = load(path, overrides)
         if options.print_config:
-            if _is_first():
+            if is_first():
                 print(config.to_yaml(), end="")
             return 0
         return _run(config, options)
     except ConfigError as error:
-        if _is_first():
+        if is_first():
             print(f"config error: {error}", file=sys.stderr)
         return EXIT_USAGE
 
@@ -38,7 +39,6 @@ def _run(config: Config, options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from fedspec_dist.distributed import runtime
-    from fedspec_dist.distributed.environment import LaunchError, read_environment
     from fedspec_dist.rounds.plan import print_plan
     from fedspec_dist.rounds.run import execute
     from fedspec_dist.tracking.console import Output
@@ -58,9 +58,11 @@ def _run(config: Config, options: argparse.Namespace) -> int:
             environment,
             lambda job: execute(config, job, options.fresh, console),
             options.debug,
+            config.run_folder(),
         )
     except LaunchError as error:
-        logging.getLogger(__name__).error("%s", error)
+        if is_first() or not error.everywhere:
+            logging.getLogger(__name__).error("%s", error)
         return EXIT_USAGE
 
 
@@ -95,10 +97,6 @@ def _split(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     if len(files) > 1:
         raise ConfigError(f"one config file, got {', '.join(files)}; an override is key=value")
     return (files[0] if files else None), [argument for argument in arguments if "=" in argument]
-
-
-def _is_first() -> bool:
-    return os.environ.get("RANK", "0") == "0"
 
 
 if __name__ == "__main__":

@@ -46,15 +46,24 @@ def test_a_wrong_config_is_one_message_and_exit_code_2(arguments: list[str], mes
 
 
 def test_other_ranks_leave_the_message_to_the_first() -> None:
-    result = _run("nosuch=1", RANK="1")
-    assert (result.returncode, result.stderr) == (2, "")
+    for variable in ("RANK", "SLURM_PROCID", "SUBMITIT_LOCAL_GLOBALID"):
+        result = _run("nosuch=1", **{variable: "1"})
+        assert (result.returncode, result.stderr) == (2, "")
+
+
+def test_other_ranks_leave_a_wrong_launch_to_the_first_where_it_is_the_same_for_all() -> None:
+    step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}  # and no job's id
+    assert _run("rounds=1", **step).stderr == ""
+    assert _run("rounds=1", **step).returncode == 2
+    own = {"RANK": "3", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    assert "RANK is 3 but WORLD_SIZE is 2" in _run("rounds=1", **own).stderr
 
 
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
         ({"RANK": "0", "WORLD_SIZE": "2"}, "error: LOCAL_RANK, MASTER_ADDR, MASTER_PORT not set"),
-        ({"SLURM_STEP_NUM_TASKS": "4"}, "error: srun started 4 tasks"),
+        ({"SLURM_STEP_NUM_TASKS": "4"}, "error: SLURM_PROCID, SLURM_LOCALID, SLURM_JOB_ID, SLURM_STEP_ID not set"),
         ({"SLURM_RESTART_COUNT": "x"}, "error: SLURM_RESTART_COUNT: got 'x'"),
     ],
 )

@@ -18,12 +18,9 @@ import torch
 import torch.distributed as dist
 
 from fedspec_dist.distributed.collectives import CollectiveError, Collectives, ProcessGroup, SingleProcess
-from fedspec_dist.distributed.environment import (
-    Environment,
-    LaunchError,
-    choose_backend,
-    choose_device,
-)
+from fedspec_dist.distributed.devices import choose_backend, choose_device
+from fedspec_dist.distributed.environment import Environment, LaunchError
+from fedspec_dist.distributed.meeting import clear, meet
 from fedspec_dist.distributed.memory import keep_freed_memory
 from fedspec_dist.distributed.rendezvous import part_of, this_start
 from fedspec_dist.distributed.watch import StopRequest, Watch
@@ -66,8 +63,16 @@ class Runtime:
         return self.environment.local_rank == 0
 
 
-def run(settings: Any, environment: Environment, body: Callable[[Runtime], int], debug: bool = False) -> int:
+def run(
+    settings: Any,
+    environment: Environment,
+    body: Callable[[Runtime], int],
+    debug: bool = False,
+    folder: Path | None = None,
+) -> int:
     """Run `body` on every rank and return the exit code; `settings` is the config's `runtime` section.
+
+    `folder`, on a file system that all ranks share, is where they meet if the launcher gives no address.
 
     A failure anywhere ends all ranks within seconds: the first rank to fail shows its message (a ValueError, made
     for the user, without traceback) and tells the others, which end quietly.
@@ -88,9 +93,12 @@ def run(settings: Any, environment: Environment, body: Callable[[Runtime], int],
         finally:
             stop.uninstall()
     backend = choose_backend(settings.backend, device, environment, num_visible)
-    with _process_group(backend, device, environment, settings.timeout_s, stop) as (collectives, watch):
+    with _process_group(backend, device, environment, settings, folder, stop) as (collectives, watch):
         try:
-            return body(Runtime(environment, device, backend, collectives, stop))
+            code = body(Runtime(environment, device, backend, collectives, stop))
+            if code == EXIT_STOPPED:
+                watch.learn_reason()
+            return code
         except KeyboardInterrupt:
             watch.report_failure("interrupted")
             _leave(EXIT_INTERRUPTED)
@@ -112,25 +120,21 @@ def guard(environment: Environment, body: Callable[[], int]) -> int:
 
 @contextlib.contextmanager
 def _process_group(
-    backend: str, device: torch.device, environment: Environment, timeout_s: float, stop: StopRequest
+    backend: str,
+    device: torch.device,
+    environment: Environment,
+    settings: Any,
+    folder: Path | None,
+    stop: StopRequest,
 ) -> Iterator[tuple[Collectives, Watch]]:
-    timeout = timedelta(seconds=timeout_s)
-    try:
-        store, rank, num_ranks = next(dist.rendezvous("env://", timeout=timeout))
-        start = this_start(store, rank, num_ranks, timeout_s)
-    except (RuntimeError, ValueError) as error:
-        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        raise LaunchError(
-            f"rank {environment.rank} on {environment.host} could not join the other {environment.num_ranks - 1} ranks "
-            f"at {address} ({error}). If the port is in use, start torchrun with --standalone (one host) or another "
-            "--rdzv-endpoint"
-        ) from error
+    store, start = _meet(environment, settings, folder)
+    rank, num_ranks = environment.rank, environment.num_ranks
     dist.init_process_group(
         backend,
         store=part_of(store, start),
         rank=rank,
         world_size=num_ranks,
-        timeout=timeout,
+        timeout=timedelta(seconds=settings.timeout_s),
         device_id=device if backend == "nccl" else None,
     )
     collectives = ProcessGroup(device if backend == "nccl" else torch.device("cpu"))
@@ -141,8 +145,39 @@ def _process_group(
     stop.install()
     watch.start()
     yield collectives, watch
-    watch.close()
+    # The store of a job that met by itself ends with rank 0.
+    watch.close(last=rank == 0 and bool(environment.attempt))
     dist.destroy_process_group()
+
+
+def _meet(environment: Environment, settings: Any, folder: Path | None) -> tuple[Any, str]:
+    """The store that all ranks have joined, and the name of this start in it."""
+    timeout = timedelta(seconds=settings.timeout_s)
+    rank, num_ranks = environment.rank, environment.num_ranks
+    alone = environment.attempt and folder is not None
+    try:
+        if alone:
+            assert folder is not None
+            store, _ = meet(folder, environment, settings.timeout_s, ["127.0.0.1", environment.host])
+        else:
+            store = next(dist.rendezvous("env://", rank, num_ranks, timeout=timeout))[0]
+        start = this_start(store, rank, num_ranks, settings.timeout_s)
+    except LaunchError:
+        raise
+    except (RuntimeError, ValueError) as error:
+        if alone:
+            advice = "Look for what kept them in their own output"
+        else:
+            advice = (
+                f"They were to meet at {os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}. If the port is "
+                "in use, start torchrun with --standalone (one host) or another --rdzv-endpoint"
+            )
+        raise LaunchError(
+            f"rank {rank} on {environment.host} could not join the other {num_ranks - 1} ranks ({error}). {advice}"
+        ) from error
+    if rank == 0 and folder is not None and environment.attempt:
+        clear(folder, environment.attempt)
+    return store, start
 
 
 def _fail(error: Exception, environment: Environment, watch: Watch) -> NoReturn:

@@ -30,7 +30,20 @@ _SILENCE_S = 20.0
 _SHOW_CURSOR = b"\x1b[?25h"  # the live line hides it
 # A Ctrl-C reaches a rank twice at once: from the terminal, and from torchrun which passes it on.
 _SAME_PRESS_S = 2.0
+# The others' threads look twice a second, so that they are done well within this.
+_LAST_S = 5.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+
+
+_installed: StopRequest | None = None
+
+
+def last_stop() -> str | None:
+    """What stopped this process's latest run, such as "SIGUSR2", also where another rank got the signal; else None.
+
+    For who runs `main` in his own process, and wants to know more than that it returned 75.
+    """
+    return _installed.reason if _installed is not None else None
 
 
 class StopRequest:
@@ -52,6 +65,8 @@ class StopRequest:
         return self.reason is not None
 
     def install(self) -> None:
+        global _installed
+        _installed = self
         for number in STOP_SIGNALS:
             self._previous[number] = signal.signal(number, self._handle)
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
@@ -140,9 +155,24 @@ class Watch(threading.Thread):
             return []
         return found
 
-    def close(self) -> None:
+    def learn_reason(self) -> None:
+        """Wait a moment for what stopped the job: the ranks agree to stop before all know why."""
+        deadline = time.monotonic() + _LAST_S
+        while not self._stop_request and self.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    def close(self, last: bool = False) -> None:
+        """End the thread. `last`: after those of the others, since the store ends with this process."""
         self._closed.set()
         self.join(timeout=5)
+        deadline = time.monotonic() + _LAST_S
+        while last and time.monotonic() < deadline and not self._others_are_done():
+            time.sleep(0.02)
+
+    def _others_are_done(self) -> bool:
+        with contextlib.suppress(RuntimeError):
+            return bool(self._store.check([f"done/{other}" for other in self._others]))
+        return True
 
     def run(self) -> None:
         last = time.monotonic()
@@ -166,6 +196,7 @@ class Watch(threading.Thread):
                 return
         try:
             with self._lock:
+                self._exchange_stop()  # what came after the last look
                 self._store.set(f"done/{self._rank}", "1")
         except RuntimeError:
             pass  # the others have ended already

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -12,7 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from fedspec_dist.distributed import watch as watch_module
-from fedspec_dist.distributed.watch import StopRequest, Watch
+from fedspec_dist.distributed.watch import StopRequest, Watch, last_stop
 
 
 @pytest.fixture
@@ -194,6 +195,52 @@ def test_uninstalling_gives_the_signals_back() -> None:
     assert signal.getsignal(signal.SIGTERM) != before
     request.uninstall()
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_what_stopped_the_latest_run_is_known_after_it() -> None:
+    for number in (signal.SIGUSR2, signal.SIGTERM):
+        request = StopRequest()
+        request.install()
+        assert last_stop() is None, "a new run has not been stopped yet"
+        os.kill(os.getpid(), number)
+        request.uninstall()
+        assert last_stop() == number.name
+
+
+def test_every_rank_knows_what_stopped_the_job_before_it_ends(
+    ranks: Callable[..., list[Watch]], exits: list[int]
+) -> None:
+    watches = ranks(2)
+    watches[1]._stop_request.set("SIGUSR2")  # just now; the thread of rank 0 may look a moment later
+    watches[1].close()
+    watches[0].learn_reason()
+    assert watches[0]._stop_request.reason == "SIGUSR2"
+
+
+def test_waiting_for_the_reason_ends(
+    ranks: Callable[..., list[Watch]], exits: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_module, "_LAST_S", 0.2)
+    (watch, _) = ranks(2)
+    watch.learn_reason()
+    assert not watch._stop_request
+
+
+def test_the_rank_with_the_store_is_the_last_to_leave(
+    ranks: Callable[..., list[Watch]], exits: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_module, "_LAST_S", 1.0)
+    watches = ranks(2)
+    other = threading.Timer(0.4, watches[1].close)
+    other.start()
+    began = time.monotonic()
+    watches[0].close(last=True)
+    assert 0.3 < time.monotonic() - began < 0.9
+    other.join()
+    (alone, _) = ranks(2, running=1)
+    began = time.monotonic()
+    alone.close(last=True)  # who never comes is not waited for without end
+    assert time.monotonic() - began < 3
 
 
 def test_the_log_is_errors(caplog: pytest.LogCaptureFixture, exits: list[int]) -> None:

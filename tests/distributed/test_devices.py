@@ -1,0 +1,81 @@
+"""Which device and backend a rank takes, and what is said when it cannot be had."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from fedspec_dist.distributed.devices import choose_backend, choose_device
+from fedspec_dist.distributed.environment import Environment, LaunchError, read_environment
+
+
+def _gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+
+def test_devices_are_the_local_rank_modulo_the_visible_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    _gpus(monkeypatch, 2)
+    ranks = [Environment(local_rank=rank, local_num_ranks=4) for rank in range(4)]
+    assert [str(choose_device("auto", rank)) for rank in ranks] == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
+    assert str(choose_device("cpu", ranks[1])) == "cpu"
+
+
+def test_a_missing_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    _gpus(monkeypatch, 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    assert str(choose_device("auto", Environment())) == "cpu"
+    with pytest.raises(
+        LaunchError, match=r"runtime\.device: got 'cuda', but no GPU .*CUDA_VISIBLE_DEVICES=7.*cpu, auto"
+    ):
+        choose_device("cuda", Environment())
+
+
+def test_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    four = Environment(local_num_ranks=4, num_ranks=4)
+    assert choose_backend("auto", cpu, four, 0) == "gloo"
+    assert choose_backend("auto", gpu, four, 4) == "nccl"
+    assert choose_backend("gloo", gpu, four, 1) == "gloo"
+    assert choose_backend("auto", gpu, four, 1) == "nccl"  # each task sees its own GPU only
+    with pytest.raises(LaunchError, match=r"got 'nccl', but this rank computes on a CPU; allowed here: gloo, auto"):
+        choose_backend("nccl", cpu, four, 0)
+
+
+@pytest.mark.parametrize(("num_visible", "run_id"), [(2, None), (1, "x")])
+def test_nccl_with_more_ranks_than_gpus_is_refused_with_advice(
+    num_visible: int, run_id: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    if run_id:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", run_id)
+    environment = Environment(local_num_ranks=4, num_ranks=4)
+    message = rf"4 ranks on .* but {num_visible} GPU\(s\).*--nproc_per_node {num_visible}, .*runtime\.backend=gloo"
+    with pytest.raises(LaunchError, match=message):
+        choose_backend("auto", torch.device("cuda", 0), environment, num_visible)
+
+
+@pytest.mark.parametrize(
+    ("num_visible", "expected"),
+    [
+        (4, ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]),  # --gpus-per-node 4: a task sees all
+        (1, ["cuda:0"] * 4),  # --gpus-per-task 1: each sees its own, numbered from 0
+        (2, ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]),  # more tasks than GPUs
+        (0, ["cpu"] * 4),
+    ],
+)
+def test_tasks_take_the_gpus_that_the_scheduler_shows_them(
+    num_visible: int, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _gpus(monkeypatch, num_visible)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "the scheduler's")
+    step = {"SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_NODEID": "1"}
+    step |= {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0"}
+    tasks = [
+        read_environment(step | {"SLURM_PROCID": str(4 + local), "SLURM_LOCALID": str(local)}) for local in range(4)
+    ]
+    assert [str(choose_device("auto", task)) for task in tasks] == expected
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "the scheduler's"
