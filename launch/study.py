@@ -1,0 +1,96 @@
+"""Which runs a sweep wants now, worked out from the results that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from fedspec_dist.config import ConfigError
+from launch.axes import Case, Run, Sweep
+from launch.outcomes import DIVERGED, Outcome
+from launch.tune import Point, Search, Verdict, step
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The runs of a case that are known by now."""
+
+    case: Case
+    tuning: list[Run]
+    verdict: Verdict | None  # None: not tuned, or not yet
+    final: list[Run]
+
+    @property
+    def tuned(self) -> dict[str, object] | None:
+        """The best values, once they are known."""
+        if self.verdict is None or self.verdict.best is None:
+            return None
+        return dict(zip(self.case.over, self.verdict.best, strict=True))
+
+
+class Study:
+    """A sweep with its results; everything is asked anew, so it is right after any interruption."""
+
+    def __init__(self, sweep: Sweep, outcome: Callable[[Run], Outcome]) -> None:
+        self.sweep = sweep
+        self.outcome = outcome
+
+    def progress(self) -> list[Progress]:
+        return [self._progress(case) for case in self.sweep.cases]
+
+    def waiting(self) -> list[Run]:
+        """Runs that can be run now and have no result, each folder once."""
+        runs = (run for progress in self.progress() for run in [*progress.tuning, *progress.final])
+        return unique(run for run in runs if not self.outcome(run).complete)
+
+    def metric(self) -> tuple[str, int]:
+        """What runs are compared by: a metric, and how many last values its mean is of."""
+        tune = self.sweep.tune
+        return (tune.metric, tune.last) if tune else ("test_accuracy", 1)
+
+    def score(self, run: Run) -> float | None:
+        return self.outcome(run).score(*self.metric())
+
+    def _progress(self, case: Case) -> Progress:
+        if self.sweep.tune is None:
+            return Progress(case, [], None, [case.run({}, seed) for seed in self.sweep.seeds])
+        tuning, verdict = self._tune(case)
+        progress = Progress(case, tuning, verdict, [])
+        if progress.tuned is None:
+            return progress
+        return Progress(case, tuning, verdict, [case.run(progress.tuned, seed) for seed in self.sweep.seeds])
+
+    def _tune(self, case: Case) -> tuple[list[Run], Verdict | None]:
+        tune = self.sweep.tune
+        assert tune is not None
+
+        def run_at(point: Point) -> Run:
+            return case.run(dict(zip(case.over, point, strict=True)), tune.seed)
+
+        def legal(point: Point) -> bool:
+            try:
+                run_at(point)
+            except ConfigError:
+                return False
+            return True
+
+        search = Search(case.over, tune.expand, tune.budget, tune.tolerance)
+        told: dict[Point, float | None] = {}
+        runs: list[Run] = []
+        while not isinstance(asked := step(search, told, legal), Verdict):
+            new = {point: run_at(point) for point in asked}
+            runs += new.values()
+            if not all(self.outcome(run).complete for run in new.values()):
+                return runs, None
+            scores = {point: self.score(run) for point, run in new.items()}
+            told |= {point: None if score is None else tune.sign * score for point, score in scores.items()}
+        return runs, asked
+
+
+def unique(runs: Iterable[Run]) -> list[Run]:
+    """Each run folder once."""
+    return list({run.folder: run for run in runs}.values())
+
+
+def num_diverged(study: Study, runs: Iterable[Run]) -> int:
+    return sum(study.outcome(run).state == DIVERGED for run in runs)
