@@ -1,0 +1,78 @@
+"""The batch script's last word: `python -m launch.aftermath CODE ENDED FOLDER`, with the exit code of srun.
+
+A failure that no task could account for (a killed process, a lost node, os._exit) is put into attempts.jsonl with a
+readable reason, and the job goes back into the queue while `cluster.requeue_on_failure` allows it. ENDED is 1 when the
+scheduler was ending the job anyway.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from launch import attempts, queue
+from launch.logs import last_error, srun_errors
+from launch.record import SubmissionFolder, run_of
+
+
+def main(arguments: Sequence[str], variables: Mapping[str, str] | None = None) -> int:
+    variables = os.environ if variables is None else variables
+    code, ended, folder = int(arguments[0]), arguments[1] == "1", Path(arguments[2])
+    array, place = variables.get("SLURM_ARRAY_JOB_ID"), int(variables.get("SLURM_ARRAY_TASK_ID", "0"))
+    job_id = f"{array}_{place}" if array else variables["SLURM_JOB_ID"]
+    text, again = settle(SubmissionFolder(run_of(folder, place)), folder, job_id, code, ended)
+    if text:
+        print(f"launch: {text}", file=sys.stderr, flush=True)
+    if again:
+        try:
+            queue.requeue(job_id)
+        except queue.QueueError as error:
+            print(f"launch: SLURM did not requeue the job: {error}", file=sys.stderr, flush=True)
+            return 1
+    return 0
+
+
+def settle(files: SubmissionFolder, folder: Path, job_id: str, code: int, ended: bool) -> tuple[str, bool]:
+    """What to say, and whether to start the job again; writes the attempt's end where nobody did."""
+    history = attempts.read(files.attempts, job_id)
+    if ended or code == 0 or (history and history[-1].outcome in attempts.SETTLED):
+        return "", False
+    if files.is_cancelled(job_id):
+        return "", False
+    settings = failures_allowed(files)
+    failures = sum(attempt.outcome in (attempts.FAILED, attempts.RETRIED) for attempt in history) + 1
+    reason = explain(files, folder, job_id, code)
+    again = failures <= settings
+    outcome = attempts.RETRIED if again else attempts.FAILED
+    attempts.add_end(files.attempts, job_id, files.rounds_saved(), outcome, reason)
+    if again:
+        return f"{reason}. Starting again from the last checkpoint ({failures} of {settings} further attempts)", True
+    hint = "" if settings else "; cluster.requeue_on_failure=N would start it again"
+    return f"{reason}. Not started again{hint}", False
+
+
+def failures_allowed(files: SubmissionFolder) -> int:
+    import yaml
+
+    try:
+        config = yaml.safe_load(files.config.read_text(encoding="utf-8"))
+        return int(config["cluster"]["requeue_on_failure"])
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return 0
+
+
+def explain(files: SubmissionFolder, folder: Path, job_id: str, code: int) -> str:
+    """The run's own last error, else what srun said of its tasks, else the exit code."""
+    log = folder / f"{job_id}_0_log.out"
+    tasks = srun_errors(log)
+    said = last_error(files.run_folder, sorted(folder.glob(f"{job_id}_*_log.out")))
+    parts = [f"the job failed with exit code {code}", *tasks[:3], *([said] if said else [])]
+    if any("Killed" in line or "Out Of Memory" in line for line in tasks):
+        parts.append("a task was killed from outside: if nobody did, it was out of memory (--mem-gb)")
+    return "; ".join(dict.fromkeys(parts))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,116 @@
+"""How often a job was started, what each attempt came to, and whether another one may follow.
+
+`attempts.jsonl` has a line for each start, by rank 0, and one for each end, by rank 0 or, where that was killed, by the
+batch script. An attempt without an end was killed with everything around it: by the scheduler, or with its node.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+FINISHED = "finished"
+REQUEUED = "requeued"  # after a signal, by us or by the scheduler
+CANCELLED = "cancelled"
+STOPPED = "stopped"  # by a signal that asks for no further attempt
+GAVE_UP = "gave up"
+FAILED = "failed"
+RETRIED = "failed, retried"
+# After these the job has been seen to; the batch script adds nothing.
+SETTLED = (FINISHED, REQUEUED, CANCELLED, STOPPED, GAVE_UP)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """Rounds are those of the newest checkpoint; `end_round` of a killed attempt is where the next one began."""
+
+    job_id: str
+    number: int  # from 1, within the job
+    start_round: int
+    started: float
+    host: str = ""
+    end_round: int | None = None
+    outcome: str | None = None
+    reason: str = ""
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Ended from outside, by a signal, a kill or a node's death."""
+        return self.outcome in (None, REQUEUED)
+
+    @property
+    def made_progress(self) -> bool:
+        return self.end_round is not None and self.end_round > self.start_round
+
+
+def read(path: Path, job_id: str) -> list[Attempt]:
+    """The attempts of one job, in order; broken lines (a full disk, a kill) are left out."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    found: list[Attempt] = []
+    for line in lines:
+        try:
+            event = json.loads(line)
+            if event["job_id"] != job_id:
+                continue
+            if event["event"] == "start":
+                if found and found[-1].end_round is None:
+                    found[-1] = replace(found[-1], end_round=event["round"])
+                found.append(Attempt(job_id, len(found) + 1, event["round"], event["time"], event.get("host", "")))
+            elif found:
+                found[-1] = replace(
+                    found[-1], end_round=event["round"], outcome=event["outcome"], reason=event.get("reason", "")
+                )
+        except (ValueError, KeyError, TypeError):
+            continue
+    return found
+
+
+def add_start(path: Path, job_id: str, saved_round: int, host: str) -> None:
+    _append(path, {"event": "start", "job_id": job_id, "round": saved_round, "host": host})
+
+
+def add_end(path: Path, job_id: str, saved_round: int, outcome: str, reason: str) -> None:
+    _append(path, {"event": "end", "job_id": job_id, "round": saved_round, "outcome": outcome, "reason": reason})
+
+
+def _append(path: Path, event: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({**event, "time": time.time()}) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def reason_to_give_up(attempts: Sequence[Attempt], max_requeues: int, time_limit: str, checkpoint_every: int) -> str:
+    """Why these attempts, the last of them ended, must not be followed by another; empty when they may.
+
+    Only attempts that ended from outside count: failures are counted by `requeue_on_failure`.
+    """
+    interrupted = [attempt for attempt in attempts if attempt.was_interrupted]
+    last = interrupted[-2:]
+    if len(last) == 2 and attempts[-1] is last[-1] and not any(attempt.made_progress for attempt in last):
+        return (
+            f"attempts {last[0].number} and {last[1].number} were both ended before one more round was saved "
+            f"(both at round {last[1].start_round}), so a further one would do no better. Give more time (--time, now "
+            f"{time_limit}), checkpoint more often (checkpoint.every, now {checkpoint_every}), or make rounds smaller "
+            "(clients_per_round, local.epochs)"
+        )
+    if len(interrupted) > max_requeues:
+        return (
+            f"the job was ended from outside {len(interrupted)} times, and cluster.max_requeues is {max_requeues}. "
+            "Submit it again to go on from the last checkpoint, with a longer --time or a larger cluster.max_requeues"
+        )
+    return ""
+
+
+def with_end(attempts: Sequence[Attempt], end_round: int, outcome: str) -> list[Attempt]:
+    """As they would be if the last one ended so."""
+    return [*attempts[:-1], replace(attempts[-1], end_round=end_round, outcome=outcome)] if attempts else []

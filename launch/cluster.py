@@ -1,0 +1,201 @@
+"""What the `cluster` section means to SLURM: how many ranks where, and the text that sbatch gets. Pure functions."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedspec_dist.config import Cluster, Config, ConfigError, minutes
+
+CLUSTERS = ("slurm", "local", "debug")
+
+# What torchrun or another launcher may have left in the submitting shell; here every task is one rank.
+LAUNCHER_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "ROLE_NAME",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_USE_AGENT_STORE",
+)
+
+# sbatch options that have a key of their own in `cluster`, and those that the launcher needs for itself.
+_OWN_KEYS = {
+    "nodes": "nodes",
+    "gpus-per-node": "gpus_per_node",
+    "ntasks-per-node": "ranks_per_node",
+    "cpus-per-task": "cpus_per_rank",
+    "mem": "mem_gb",
+    "time": "time",
+    "partition": "partition",
+    "account": "account",
+    "qos": "qos",
+    "constraint": "constraint",
+    "exclude": "exclude",
+    "signal": "signal_before_s",
+}
+_RESERVED = ("array", "chdir", "error", "job-name", "no-requeue", "ntasks", "open-mode", "output", "requeue", "wait")
+# A limit is looked at every 30 s, so a signal comes up to 30 s early.
+_CHECK_S = 30
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One task is one rank."""
+
+    nodes: int
+    ranks_per_node: int
+    gpus_per_node: int
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+
+def layout(cluster: Cluster) -> Layout:
+    """A rank for each GPU, unless `ranks_per_node` says otherwise; one rank a node without GPUs."""
+    gpus = cluster.gpus_per_node or 0
+    return Layout(cluster.nodes, cluster.ranks_per_node or gpus or 1, gpus)
+
+
+def check(config: Config, where: str) -> Layout:
+    """The layout, when this config can be submitted to `where`.
+
+    Raises:
+        ConfigError: naming the key, what was given, and what to do.
+    """
+    cluster, shape = config.cluster, layout(config.cluster)
+    if where not in CLUSTERS:
+        raise ConfigError(f"--cluster: got {where!r}; allowed: {', '.join(CLUSTERS)}")
+    if where != "slurm" and shape.nodes > 1:
+        raise ConfigError(f"cluster.nodes: got {shape.nodes}, but --cluster {where} is this machine; allowed: 1")
+    if where == "debug" and shape.ranks > 1:
+        raise ConfigError(
+            f"cluster.ranks_per_node: got {shape.ranks_per_node}, but --cluster debug is this process; allowed: 1"
+        )
+    if config.runtime.device == "cuda" and cluster.gpus_per_node == 0:
+        raise ConfigError(
+            "runtime.device: got 'cuda' with cluster.gpus_per_node 0; ask for GPUs with --gpus-per-node, or set "
+            "runtime.device=auto"
+        )
+    if 0 < shape.gpus_per_node < shape.ranks_per_node and config.runtime.backend != "gloo":
+        raise ConfigError(
+            f"cluster.ranks_per_node: got {shape.ranks_per_node} with {shape.gpus_per_node} GPU(s) a node, and NCCL "
+            "cannot share a GPU between ranks; ask for as many GPUs, or set runtime.backend=gloo"
+        )
+    if where == "slurm":
+        _check_signal(cluster)
+        _extra(cluster)
+    return shape
+
+
+def _check_signal(cluster: Cluster) -> None:
+    seconds = minutes(cluster.time) * 60
+    if cluster.signal_before_s > seconds - _CHECK_S:
+        raise ConfigError(
+            f"cluster.signal_before_s: got {cluster.signal_before_s} with cluster.time {cluster.time}, so the job "
+            f"would be stopped as soon as it starts; allowed: up to {seconds - _CHECK_S}, or give a longer --time"
+        )
+
+
+def _extra(cluster: Cluster) -> dict[str, Any]:
+    """Further sbatch options under their names, checked."""
+    options = {}
+    for key, value in cluster.extra.items():
+        name = key.removeprefix("--").replace("_", "-")
+        if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
+            raise ConfigError(f"cluster.extra: got {key!r}; allowed: long options of sbatch, such as mail-type")
+        if name in _OWN_KEYS:
+            raise ConfigError(f"cluster.extra.{key}: has a key of its own; give cluster.{_OWN_KEYS[name]} instead")
+        if name in _RESERVED:
+            raise ConfigError(f"cluster.extra.{key}: is set by launch.submit itself; leave it out")
+        if value is False or not isinstance(value, (str, int, float)) or "\n" in str(value):
+            raise ConfigError(
+                f"cluster.extra.{key}: got {value!r}; allowed: one line of text, a number, or true for an option "
+                "without a value"
+            )
+        options[name] = value
+    return options
+
+
+def check_path(key: str, path: Path) -> None:
+    """SLURM gives `%` and backslash in names of log files a meaning of its own.
+
+    Raises:
+        ConfigError: the path cannot stand in a job script.
+    """
+    found = [sign for sign in ("\n", "%", "\\") if sign in str(path)]
+    if found:
+        raise ConfigError(f"{key}: got {str(path)!r}; {found[0]!r} cannot stand in the path of a submitted run")
+
+
+def sbatch_parameters(
+    cluster: Cluster, name: str, setup: Sequence[str], after: str | None = None, array: bool = False
+) -> dict[str, Any]:
+    """What submitit's SlurmExecutor is given; its names, our meaning."""
+    shape = layout(cluster)
+    parameters: dict[str, Any] = {
+        "job_name": name,
+        "time": minutes(cluster.time),
+        "nodes": shape.nodes,
+        "ntasks_per_node": shape.ranks_per_node,
+        "signal_delay_s": cluster.signal_before_s,
+        "stderr_to_stdout": True,  # one log a rank
+        "wckey": None,
+        "setup": list(setup),
+        "additional_parameters": {"requeue": True, **_extra(cluster)},
+        # srun does not take over cpus-per-task from sbatch in SLURM 22.05 to 23.02.
+        "srun_args": ["--kill-on-bad-exit=1", "--open-mode=append"],
+    }
+    for key in ("partition", "account", "qos", "constraint", "exclude"):
+        if getattr(cluster, key) is not None:
+            parameters[key] = getattr(cluster, key)
+    if shape.gpus_per_node:
+        parameters["gpus_per_node"] = shape.gpus_per_node
+    if cluster.cpus_per_rank is not None:
+        parameters["cpus_per_task"] = cluster.cpus_per_rank
+        parameters["srun_args"].append(f"--cpus-per-task={cluster.cpus_per_rank}")
+    if cluster.mem_gb is not None:
+        parameters["additional_parameters"]["mem"] = f"{round(cluster.mem_gb * 1024)}M"
+    if after is not None:
+        parameters["dependency"] = f"afterany:{after}"
+    if array and cluster.array_parallelism is not None:
+        parameters["array_parallelism"] = cluster.array_parallelism
+    return parameters
+
+
+def setup_lines(python: str, root: Path, folder: Path) -> list[str]:
+    """What the batch script does before srun: a clean environment, and an account of its end by `launch.aftermath`.
+
+    The trap for SIGTERM only notes it: without one, bash would end at once and not see how srun ends.
+    """
+    account = f'{shlex.quote(python)} -m launch.aftermath "$code" "$ended" {shlex.quote(str(folder))}'
+    return [
+        f'export PYTHONPATH={shlex.quote(str(root))}"${{PYTHONPATH:+:$PYTHONPATH}}"',
+        f"unset {' '.join(LAUNCHER_VARIABLES)}",
+        "ended=0",
+        "trap 'ended=1' TERM",
+        f'account() {{ code=$?; trap - EXIT; {account}; exit "$code"; }}',
+        "trap account EXIT",
+    ]
+
+
+def sbatch_text(parameters: dict[str, Any], python: str, folder: Path, array: int | None = None) -> str:
+    """The file that submitit hands to sbatch; with `array`, for so many runs at once."""
+    from submitit.slurm.slurm import _make_sbatch_string
+
+    command = f"{shlex.quote(python)} -u -m submitit.core._submit {shlex.quote(str(folder))}"
+    return _make_sbatch_string(command=command, folder=folder, map_count=array, **parameters)

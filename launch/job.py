@@ -1,0 +1,258 @@
+"""What runs in every task of a submitted job: the run itself, and afterwards whether the job goes back into the queue.
+
+A task is a rank. submitit unpickles a `Job` in each and calls it; the ranks find each other in `fedspec_dist`. Rank 0
+keeps the account of attempts. When the run was stopped by a signal it decides whether another attempt may follow, and
+requeues by submitit's own handler (its log lines, its pickle, `scontrol requeue`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from submitit.core.job_environment import JobEnvironment
+from submitit.helpers import Checkpointable, DelayedSubmission
+
+from launch import attempts, queue
+from launch.cluster import LAUNCHER_VARIABLES
+from launch.record import SubmissionFolder
+
+log = logging.getLogger(__name__)
+
+EXIT_STOPPED = 75  # of fedspec_dist.main: stopped by a signal, with a checkpoint
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+# A time limit is enforced up to this late; a job that is ended at its limit has run so long at least, less this.
+_LIMIT_SLACK_S = 30.0
+
+
+class RunError(RuntimeError):
+    """The run did not finish and is not tried again; the message says why."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What of the config decides about further attempts."""
+
+    max_requeues: int
+    time: str
+    checkpoint_every: int
+
+
+class Job(Checkpointable):
+    """One run, as a rank of it sees it: `arguments` are those of `fedspec_dist.main`, the config file first."""
+
+    def __init__(
+        self,
+        run_folder: Path,
+        arguments: Sequence[str],
+        rules: Rules,
+        where: str,
+        program: str = "main",
+    ) -> None:
+        self.run_folder = run_folder
+        self.arguments = list(arguments)
+        self.rules = rules
+        self.where = where
+        self.program = program
+
+    def checkpoint(self) -> DelayedSubmission:
+        """For submitit: the same once more, since the run finds its own checkpoint."""
+        return DelayedSubmission(self)
+
+    def __call__(self) -> int:
+        clean_environment(os.environ, self.where)
+        logging.getLogger("submitit").propagate = False  # it has a handler of its own
+        task = JobEnvironment()
+        if self.program == "doctor":
+            return self._end_doctor(_program("doctor")(self.arguments))
+        requeue = signal.getsignal(signal.SIGUSR2)  # submitit's
+        account = _Account(SubmissionFolder(self.run_folder), task.job_id, self.rules)
+        if task.global_rank == 0:
+            account.start()
+        code, stopped_by = _run(_program("main"), with_plain_path(self.arguments))
+        if task.global_rank:
+            # Other ranks leave quietly: with --kill-on-bad-exit any other code would end rank 0 amid its requeue.
+            if code in (0, EXIT_STOPPED):
+                sys.exit(0)
+            raise RunError(f"rank {task.global_rank} on {task.hostname} ended with exit code {code}")
+        if code == 0:
+            account.end(attempts.FINISHED, "")
+            return 0
+        if code == EXIT_STOPPED:
+            self._after_stop(account, stopped_by, requeue)
+        # A failure is accounted for by the batch script, which also sees what this process cannot survive.
+        raise RunError(f"the run ended with exit code {code}; the reason stands above and in {self.run_folder}/log")
+
+    def _after_stop(self, account: _Account, stopped_by: str | None, requeue: Any) -> NoReturn:
+        decision = account.decide(stopped_by, self.where)
+        account.end(decision.outcome, decision.reason)
+        log.warning("%s", decision.reason)
+        if decision.outcome != attempts.REQUEUED:
+            raise RunError(decision.reason)
+        if decision.by_scheduler:
+            sys.exit(0)
+        if callable(requeue):
+            requeue(signal.SIGUSR2, None)  # ends this process
+        raise RunError("submitit did not requeue the job")
+
+    @staticmethod
+    def _end_doctor(code: int) -> int:
+        if code:
+            sys.exit(code)
+        return code
+
+
+@dataclass(frozen=True)
+class Decision:
+    outcome: str
+    reason: str
+    by_scheduler: bool = False  # which has requeued the job already
+
+
+class _Account:
+    """attempts.jsonl of this job, written by rank 0."""
+
+    def __init__(self, files: SubmissionFolder, job_id: str, rules: Rules) -> None:
+        self._files = files
+        self._job_id = job_id
+        self._rules = rules
+
+    def start(self) -> None:
+        """Raises:
+        RunError: the earlier attempts, ended by kills that left no time to decide, show that this one is useless.
+        """
+        attempts.add_start(self._files.attempts, self._job_id, self._files.rounds_saved(), socket.gethostname())
+        before = attempts.read(self._files.attempts, self._job_id)[:-1]
+        if before and (reason := self._reason_to_give_up(before)):
+            self.end(attempts.GAVE_UP, reason)
+            raise RunError(reason)
+
+    def end(self, outcome: str, reason: str) -> None:
+        attempts.add_end(self._files.attempts, self._job_id, self._files.rounds_saved(), outcome, reason)
+
+    def decide(self, stopped_by: str | None, where: str) -> Decision:
+        cause = find_cause(stopped_by, self._files.is_cancelled(self._job_id), where, self._job_id, os.environ)
+        if cause.outcome != attempts.REQUEUED or cause.by_scheduler:
+            return cause
+        ended = attempts.with_end(
+            attempts.read(self._files.attempts, self._job_id), self._files.rounds_saved(), attempts.REQUEUED
+        )
+        reason = self._reason_to_give_up(ended)
+        return Decision(attempts.GAVE_UP, reason) if reason else cause
+
+    def _reason_to_give_up(self, ended: Sequence[attempts.Attempt]) -> str:
+        return attempts.reason_to_give_up(
+            ended, self._rules.max_requeues, self._rules.time, self._rules.checkpoint_every
+        )
+
+
+def find_cause(
+    stopped_by: str | None, cancelled: bool, where: str, job_id: str, variables: Mapping[str, str]
+) -> Decision:
+    """What a stop was for. SIGTERM alone says little, so the scheduler is asked what it is doing to the job."""
+    if cancelled:
+        return Decision(attempts.CANCELLED, "cancelled by launch.cancel; submit it again to go on")
+    if where == "debug" or stopped_by == "SIGINT":
+        return Decision(attempts.STOPPED, f"stopped by {stopped_by or 'a signal'}; submit it again to go on")
+    if stopped_by in ("SIGUSR1", "SIGUSR2"):
+        return Decision(attempts.REQUEUED, f"stopped by {stopped_by}, before a time limit or a preemption: requeued")
+    if where == "local":
+        return Decision(attempts.STOPPED, "stopped by SIGTERM; submit it again to go on")
+    try:
+        fields = queue.job_fields(job_id)
+    except queue.QueueError as error:
+        return Decision(
+            attempts.STOPPED, f"stopped by {stopped_by}, and SLURM did not say why ({error}); submit it again to go on"
+        )
+    return cause_of_sigterm(fields, int(variables.get("SLURM_RESTART_COUNT", "0")))
+
+
+def cause_of_sigterm(fields: Mapping[str, str], restarts: int) -> Decision:
+    """From `scontrol show job`: the scheduler's own requeue, the time limit, a preemption, or somebody's scancel."""
+    if int(fields.get("Restarts", "0")) > restarts or fields.get("JobState") == "PENDING":
+        return Decision(attempts.REQUEUED, "requeued by SLURM: a preemption, or scontrol requeue", by_scheduler=True)
+    if fields.get("Reason") == "TimeLimit" or fields.get("JobState") == "TIMEOUT" or _is_at_limit(fields):
+        return Decision(attempts.REQUEUED, "at the time limit, without an earlier signal: requeued")
+    if fields.get("JobState") == "PREEMPTED" or fields.get("PreemptTime", "None") not in ("None", "Unknown", ""):
+        return Decision(attempts.REQUEUED, "preempted: requeued")
+    return Decision(attempts.CANCELLED, "cancelled by scancel; submit it again to go on")
+
+
+def _is_at_limit(fields: Mapping[str, str]) -> bool:
+    """A job under cancellation has the present as its end."""
+    used, limit = _seconds(fields.get("RunTime", "")), _seconds(fields.get("TimeLimit", ""))
+    return used is not None and limit is not None and used >= limit - _LIMIT_SLACK_S
+
+
+def _seconds(text: str) -> float | None:
+    """Of SLURM's [DAYS-]HH:MM:SS; None for UNLIMITED and the like."""
+    days, _, clock = text.rpartition("-")
+    parts = clock.split(":")
+    if len(parts) != 3 or not all(part.isdecimal() for part in [*parts, days or "0"]):
+        return None
+    hours, minutes, seconds = map(int, parts)
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _run(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> tuple[int, str | None]:
+    """Its exit code and the signal that stopped it.
+
+    Until the run takes over the signals one of them ends it at once: there is nothing to save yet. Afterwards they are
+    ignored: what is to be done about them is being done.
+    """
+    early: list[str] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        early.append(signal.Signals(number).name)
+        sys.exit(EXIT_STOPPED)
+
+    for number in _STOP_SIGNALS:
+        signal.signal(number, stop)
+    try:
+        code = main(arguments)
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else 1
+    for number in _STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    return code, early[0] if early else _last_stop()
+
+
+def _last_stop() -> str | None:
+    from fedspec_dist.distributed.watch import last_stop
+
+    return last_stop()
+
+
+def _program(name: str) -> Callable[[Sequence[str]], int]:
+    """Late: it imports torch, and this module is also imported where a job is submitted."""
+    program: Callable[[Sequence[str]], int] = import_module(f"fedspec_dist.{name}").main
+    return program
+
+
+def clean_environment(variables: Any, where: str) -> None:
+    """Drop what another launcher left: torchrun's variables, and those of a SLURM job that a local one started in."""
+    stale = set(LAUNCHER_VARIABLES)
+    if where != "slurm":
+        stale |= {name for name in variables if name.startswith("SLURM_") and name != "SLURM_CONF"}
+    for name in stale & set(variables):
+        del variables[name]
+
+
+def with_plain_path(arguments: Sequence[str]) -> list[str]:
+    """The arguments of main, the config file copied to this host when its path could be taken for an override."""
+    first, *rest = arguments
+    if "=" not in first:
+        return [first, *rest]
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml", delete=False, encoding="utf-8") as file:
+        file.write(Path(first).read_text(encoding="utf-8"))
+    return [file.name, *rest]

@@ -1,0 +1,166 @@
+"""`python -m launch.status [RUNS...]`: a table of runs, by default of all in `runs/`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from launch import attempts, queue
+from launch.follow import outcome
+from launch.logs import last_error, tail
+from launch.record import Record, SubmissionFolder
+
+
+@dataclass(frozen=True)
+class Row:
+    run: str
+    state: str
+    job_id: str
+    rounds: str
+    accuracy: str
+    elapsed: str
+    left: str
+    error: str
+
+
+COLUMNS = ("run", "state", "job", "round", "accuracy", "elapsed", "time left", "last error")
+
+
+def rows(run_folders: Iterable[Path]) -> list[Row]:
+    """One a run, in the given order; the queue is asked once for all of them."""
+    files = [SubmissionFolder(path) for path in run_folders]
+    records = {entry.run_folder: entry.record() for entry in files}
+    slurm = queue.slurm_states(r.job_id for r in records.values() if r is not None and r.cluster == "slurm")
+    return [_row(entry, records[entry.run_folder], slurm) for entry in files]
+
+
+def _row(files: SubmissionFolder, record: Record | None, slurm: Mapping[str, queue.QueueState]) -> Row:
+    state = _queue_state(record, slurm)
+    metrics = _last_metrics(files.run_folder / "metrics.jsonl")
+    total, done = _rounds(files), int(metrics.get("round", 0))
+    finished = files.finished()
+    error = "" if finished or record is None else _error(files, record, state)
+    return Row(
+        run=files.run_folder.name,
+        state=_state_text(files, record, state),
+        job_id=record.job_id if record else "",
+        rounds=f"{done}/{total}" if total else str(done),
+        accuracy=f"{metrics['test_accuracy']:.4f}" if metrics.get("test_accuracy") is not None else "",
+        elapsed=state.elapsed if state and state.is_alive else _duration(metrics.get("seconds_total")),
+        left=_time_left(state, total - done, metrics.get("seconds_mean")) if state and state.is_alive else "",
+        error=error,
+    )
+
+
+def _queue_state(record: Record | None, slurm: Mapping[str, queue.QueueState]) -> queue.QueueState | None:
+    if record is None:
+        return None
+    if record.cluster == "local":
+        return queue.local_state(record.job_id, record.folder, record.host)
+    return slurm.get(record.job_id, queue.QueueState(queue.GONE))
+
+
+def _state_text(files: SubmissionFolder, record: Record | None, state: queue.QueueState | None) -> str:
+    if files.finished():
+        return "finished"
+    if record is None or state is None:
+        return "not submitted"
+    if state.is_alive:
+        return f"{state.name} ({state.reason})" if state.reason else state.name
+    known = outcome(files, record, state)
+    return known.text.split(" after ")[0].split(":")[0] if known else queue.GONE
+
+
+def _error(files: SubmissionFolder, record: Record, state: queue.QueueState | None) -> str:
+    """Why it ended, else the last error of its logs."""
+    history = attempts.read(files.attempts, record.job_id)
+    if history and history[-1].outcome in (attempts.FAILED, attempts.GAVE_UP):
+        return history[-1].reason
+    if state is not None and state.is_alive and (not history or history[-1].outcome is None):
+        return ""  # waiting, or running well as far as is known
+    return last_error(files.run_folder, record.logs())
+
+
+def _last_metrics(path: Path) -> dict[str, Any]:
+    """The newest accuracy, round, and seconds a round of the last lines; a broken line is skipped."""
+    found: dict[str, Any] = {}
+    seconds = []
+    for line in tail(path):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and "round" in record:
+            accuracy = record.get("test_accuracy")
+            found["round"] = record["round"]
+            found["test_accuracy"] = accuracy if accuracy is not None else found.get("test_accuracy")
+            seconds.append(record.get("seconds_round") or 0.0)
+    if seconds:
+        found["seconds_mean"] = sum(seconds) / len(seconds)
+        found["seconds_total"] = found["seconds_mean"] * found["round"]
+    return found
+
+
+def _rounds(files: SubmissionFolder) -> int:
+    for path in (files.run_folder / "config.yaml", files.config):
+        try:
+            return int(yaml.safe_load(path.read_text(encoding="utf-8"))["rounds"])
+        except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+            continue
+    return 0
+
+
+def _time_left(state: queue.QueueState, rounds: int, seconds: float | None) -> str:
+    """The run's own estimate, and what the queue still grants."""
+    own = f"about {_duration(seconds * rounds)}" if seconds else ""
+    limit = f"limit {state.left}" if state.left and state.name == "RUNNING" else ""
+    return ", ".join(filter(None, [own, limit]))
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    minutes, rest = divmod(int(seconds + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def table(found: Sequence[Row]) -> Table:
+    shown = Table(title_justify="left")
+    for column in COLUMNS:
+        shown.add_column(column, overflow="fold", no_wrap=column in ("job", "round", "accuracy", "elapsed"))
+    for row in found:
+        shown.add_row(row.run, row.state, row.job_id, row.rounds, row.accuracy, row.elapsed, row.left, row.error)
+    return shown
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="launch.status", description=__doc__, allow_abbrev=False)
+    parser.add_argument("runs", nargs="*", metavar="RUN", type=Path, help="run folders")
+    given = parser.parse_args(arguments).runs
+    folders = given or sorted(path for path in Path("runs").glob("*") if is_run(path))
+    missing = [path for path in given if not is_run(path)]
+    for path in missing:
+        print(f"{path}: is no run folder; allowed: folders with a config.yaml or a submission in them", file=sys.stderr)
+    if not folders:
+        print("no runs in runs/; name run folders, or submit one with python -m launch.submit", file=sys.stderr)
+        return 1
+    Console().print(table(rows(path for path in folders if path not in missing)))
+    return 1 if missing else 0
+
+
+def is_run(path: Path) -> bool:
+    return (path / "config.yaml").exists() or (path / "submission").is_dir()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,398 @@
+"""`python -m launch.submit [CONFIG] [key=value ...] --cluster slurm|local|debug`: start a run where there is room.
+
+Nothing here imports torch. The config is checked before anything is submitted; the job then runs the resolved copy in
+`submission/` of its run folder, so later edits of the file do not reach it. Options stand for keys of `cluster`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedspec_dist.config import Config, ConfigError, load, minutes
+from launch.cluster import (
+    CLUSTERS,
+    LAUNCHER_VARIABLES,
+    Layout,
+    check,
+    check_path,
+    sbatch_parameters,
+    sbatch_text,
+    setup_lines,
+)
+from launch.follow import follow_and_report, queue_state
+from launch.record import Record, SubmissionFolder, new_name, write, write_runs
+
+ROOT = Path(__file__).resolve().parents[1]
+EXIT_USAGE = 2
+
+
+class SubmitError(RuntimeError):
+    """The job was not submitted; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A job in the queue, or, with `--cluster debug`, one that has run: then `exit_code` is its."""
+
+    run_folder: Path
+    cluster: str
+    job_id: str
+    log: Path  # of rank 0
+    exit_code: int | None = None
+
+
+# ------------------------------------------------------------------------------------------ for programs
+
+
+def submit(
+    config: Config,
+    arguments: Sequence[str],
+    cluster: str,
+    after: str | None = None,
+    time_limit: bool = True,
+    fresh: bool = False,
+    doctor: bool = False,
+) -> Submission:
+    """Submit one run; `arguments` are what `fedspec_dist.main` would be given for it, for the record.
+
+    `time_limit=False` lets a local job run as long as it takes; `doctor` submits the health check instead of the run.
+
+    Raises:
+        ConfigError: the `cluster` section does not fit this cluster.
+        SubmitError: the run is in the queue already, or the scheduler refused.
+    """
+    layout = check(config, cluster)
+    if after is not None and cluster != "slurm":
+        raise ConfigError(f"--after: got {after!r}, but --cluster {cluster} has no queue; allowed: --cluster slurm")
+    files = _files(config, doctor)
+    folder = files.jobs / new_name()
+    _prepare(files, config, arguments, cluster, fresh)
+    job = _job(files, config, cluster, doctor)
+    write_runs(folder, [files.run_folder])
+    if cluster == "debug":
+        return _run_here(files, folder, job)
+    if cluster == "local":
+        job_id = _start_here(folder, config, layout, job, time_limit)
+    else:
+        (job_id,) = _sbatch(folder, config, config.name, after, [job])
+    return _submitted(files, folder, job_id, cluster, config, layout)
+
+
+def submit_array(
+    entries: Sequence[tuple[Config, Sequence[str]]], name: str = "sweep", after: str | None = None
+) -> list[Submission]:
+    """Submit many runs to SLURM as one job array, at most `cluster.array_parallelism` of them at once.
+
+    Skipping finished runs is the caller's; a run that is in the queue is refused.
+
+    Raises:
+        ConfigError: the runs ask for different resources, or two of them are the same run.
+        SubmitError: one of them is in the queue already, or the scheduler refused.
+    """
+    if not entries:
+        return []
+    configs = [config for config, _ in entries]
+    layout = check(configs[0], "slurm")
+    _check_alike(configs)
+    all_files = [_files(config, doctor=False) for config in configs]
+    folder = all_files[0].run_folder.parent / ".arrays" / new_name()
+    check_path("output", folder)
+    for files, (config, arguments) in zip(all_files, entries, strict=True):
+        _prepare(files, config, arguments, "slurm", fresh=False)
+    jobs = [_job(files, config, "slurm", doctor=False) for files, config in zip(all_files, configs, strict=True)]
+    write_runs(folder, [files.run_folder for files in all_files])
+    job_ids = _sbatch(folder, configs[0], name, after, jobs)
+    return [
+        _submitted(files, folder, job_id, "slurm", config, layout)
+        for files, job_id, config in zip(all_files, job_ids, configs, strict=True)
+    ]
+
+
+def _check_alike(configs: Sequence[Config]) -> None:
+    first = configs[0].cluster.model_dump()
+    for config in configs:
+        check(config, "slurm")
+        different = [key for key, value in config.cluster.model_dump().items() if value != first[key]]
+        if different:
+            raise ConfigError(
+                f"cluster.{different[0]}: differs between the runs of one job array "
+                f"({first[different[0]]!r} and {config.cluster.model_dump()[different[0]]!r}); give all the same"
+            )
+    folders = [config.run_folder() for config in configs]
+    twice = {folder for folder in folders if folders.count(folder) > 1}
+    if twice:
+        raise ConfigError(f"{min(twice)}: two runs of the job array are the same run; let a seed or a setting differ")
+
+
+def plan(config: Config, cluster: str, after: str | None, time_limit: bool, doctor: bool) -> str:
+    """What `submit` would do, and for SLURM the text that sbatch would get."""
+    layout = check(config, cluster)
+    files = _files(config, doctor)
+    run_arguments = shlex.join(["python", "-m", f"fedspec_dist.{'doctor' if doctor else 'main'}", str(files.config)])
+    lines = [
+        f"run folder   {files.run_folder}",
+        f"cluster      {cluster}",
+        f"ranks        {layout.ranks}: {layout.ranks_per_node} on each of {layout.nodes} node(s), "
+        + (f"{layout.gpus_per_node} GPU(s) a node" if layout.gpus_per_node else "no GPUs asked for"),
+        f"time limit   {config.cluster.time if cluster == 'slurm' or time_limit else 'none'}",
+        f"each rank    {run_arguments}",
+    ]
+    if cluster == "slurm":
+        folder = files.jobs / "DATE-TIME"
+        setup = setup_lines(sys.executable, ROOT, folder)
+        text = sbatch_text(sbatch_parameters(config.cluster, config.name, setup, after), sys.executable, folder)
+        lines += ["", "sbatch would get:", "", text.rstrip()]
+    return "\n".join(lines)
+
+
+# ------------------------------------------------------------------------------------------ steps
+
+
+def _files(config: Config, doctor: bool) -> SubmissionFolder:
+    run_folder = config.run_folder().absolute()
+    check_path("output", run_folder)
+    # A health check beside a run must not be taken for it.
+    return SubmissionFolder(run_folder / "doctor" if doctor else run_folder)
+
+
+def _prepare(files: SubmissionFolder, config: Config, arguments: Sequence[str], cluster: str, fresh: bool) -> None:
+    """The record of what is submitted; before, with `fresh`, everything of the run but that is deleted."""
+    from fedspec_dist.tracking.run_folder import git_state
+
+    record = files.record()
+    if record is not None and record.cluster != "debug" and (state := queue_state(record)).is_alive:
+        detail = f": {state.reason}" if state.reason else ""
+        raise SubmitError(
+            f"{files.run_folder} is job {record.job_id} already ({state.name}{detail}). Follow it with python -m "
+            f"launch.follow {files.run_folder}, end it with python -m launch.cancel {files.run_folder}, or give this "
+            "run another name= or output="
+        )
+    try:
+        if fresh:
+            _empty(files.run_folder)
+        write(files.config, config.to_yaml())
+        module = ["python", "-m", "fedspec_dist.main", *arguments]
+        write(files.command, f"{shlex.join([sys.executable, *sys.argv])}\n{shlex.join(module)}\n")
+        write(files.git, json.dumps(git_state(ROOT), indent=1) + "\n")
+        files.cancelled.unlink(missing_ok=True)
+    except OSError as error:
+        raise SubmitError(
+            f"output: the run folder {files.run_folder} cannot be written: {error.strerror}; choose another "
+            "output=FOLDER, on a file system that the nodes share"
+        ) from error
+
+
+def _empty(run_folder: Path) -> None:
+    """First what would make a later start believe in the rest, should this be interrupted."""
+    (run_folder / "summary.json").unlink(missing_ok=True)
+    entries = sorted(run_folder.iterdir(), key=lambda e: e.name != "checkpoints") if run_folder.exists() else []
+    for entry in entries:
+        if entry.name not in (".lock", "submission"):
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+
+
+def _job(files: SubmissionFolder, config: Config, cluster: str, doctor: bool) -> Any:
+    from launch.job import Job, Rules
+
+    rules = Rules(config.cluster.max_requeues, config.cluster.time, config.checkpoint.every)
+    arguments = [str(files.config), *(["--debug"] if cluster == "debug" and not doctor else [])]
+    return Job(files.run_folder, arguments, rules, cluster, "doctor" if doctor else "main")
+
+
+def _sbatch(folder: Path, config: Config, name: str, after: str | None, jobs: Sequence[Any]) -> list[str]:
+    from submitit import SlurmExecutor
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+    if shutil.which("sbatch") is None:
+        raise SubmitError("there is no sbatch on this machine: submit from a login node, or use --cluster local")
+    executor = SlurmExecutor(folder, max_num_timeout=config.cluster.max_requeues)
+    setup = setup_lines(sys.executable, ROOT, folder)
+    executor.update_parameters(**sbatch_parameters(config.cluster, name, setup, after, array=len(jobs) > 1))
+    try:
+        with clean_environment():
+            submitted = executor.submit_array(list(jobs)) if len(jobs) > 1 else [executor.submit(jobs[0])]
+    except (FailedJobError, FailedSubmissionError) as error:
+        raise SubmitError(
+            f"sbatch refused the job: {error}. Look at --dry-run; what this cluster has, sinfo and "
+            "sacctmgr show associations tell"
+        ) from error
+    return [job.job_id for job in submitted]
+
+
+@contextlib.contextmanager
+def clean_environment() -> Iterator[None]:
+    """sbatch copies the environment: of a surrounding job or launcher nothing must get into the new one."""
+    inside = "SLURM_JOB_ID" in os.environ
+    stale = {
+        name: value
+        for name, value in os.environ.items()
+        if name in LAUNCHER_VARIABLES
+        or name.startswith("SUBMITIT_")
+        or (inside and name.startswith(("SLURM_", "SLURMD_", "SRUN_")) and name != "SLURM_CONF")
+    }
+    for name in stale:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(stale)
+
+
+def _start_here(folder: Path, config: Config, layout: Layout, job: Any, time_limit: bool) -> str:
+    from launch.local import NO_LIMIT_MINUTES, DetachedExecutor, local_variables
+
+    executor = DetachedExecutor(folder, max_num_timeout=config.cluster.max_requeues)
+    executor.update_parameters(
+        tasks_per_node=layout.ranks,
+        timeout_min=minutes(config.cluster.time) if time_limit else NO_LIMIT_MINUTES,
+        signal_delay_s=config.cluster.signal_before_s,
+        variables=local_variables(os.environ, ROOT, config.cluster.gpus_per_node),
+    )
+    return executor.submit(job).job_id
+
+
+def _run_here(files: SubmissionFolder, folder: Path, job: Any) -> Submission:
+    from submitit import DebugExecutor
+
+    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)}
+    executor = DebugExecutor(folder)
+    submitted = executor.submit(job)
+    try:
+        code = submitted.result()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    return Submission(files.run_folder, "debug", submitted.job_id, submitted.paths.stdout, code)
+
+
+def _submitted(
+    files: SubmissionFolder, folder: Path, job_id: str, cluster: str, config: Config, layout: Layout
+) -> Submission:
+    record = Record(
+        job_id=job_id,
+        cluster=cluster,
+        folder=str(folder),
+        ranks=layout.ranks,
+        nodes=layout.nodes,
+        time=config.cluster.time,
+        host=socket.gethostname(),
+        submitted=time.time(),
+    )
+    files.write_record(record)
+    return Submission(files.run_folder, cluster, job_id, record.log())
+
+
+# ------------------------------------------------------------------------------------------ the command
+
+# Options that stand for a key of `cluster`. Numbers go through as typed, so that the config's message names the key.
+_NUMBERS = ("nodes", "gpus-per-node", "ranks-per-node", "cpus-per-rank", "mem-gb", "array-parallelism")
+_TEXTS = ("time", "partition", "account", "qos", "constraint", "exclude")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_intermixed_args(arguments)
+    try:
+        path, overrides = _split(options.config)
+        given = overrides_of(vars(options))
+        config = load(path, [*overrides, *given])
+        # A local run has a limit only when somebody asks for one: its restarts would gain nothing.
+        time_limit = options.time is not None
+        if options.dry_run:
+            print(plan(config, options.cluster, options.after, time_limit, options.doctor))
+            return 0
+        if not options.doctor and not options.fresh and SubmissionFolder(config.run_folder()).finished():
+            print(f"{config.run_folder()}: this run has already finished; --fresh starts it over")
+            return 0
+        typed = [*([path] if path else []), *overrides, *given]
+        submission = submit(config, typed, options.cluster, options.after, time_limit, options.fresh, options.doctor)
+    except (ConfigError, SubmitError) as error:
+        print(f"{'config error: ' if isinstance(error, ConfigError) else ''}{error}", file=sys.stderr)
+        return EXIT_USAGE if isinstance(error, ConfigError) else 1
+    if submission.exit_code is not None:
+        return submission.exit_code
+    print(describe(submission))
+    if options.follow or options.wait:
+        return follow_and_report(submission.run_folder, options.follow)
+    return 0
+
+
+def overrides_of(options: Mapping[str, Any]) -> list[str]:
+    """The options that were given, as overrides of the config. Texts are quoted: YAML takes 12:00:00 for a number."""
+    found = []
+    for option in (*_NUMBERS, *_TEXTS):
+        value = options.get(option.replace("-", "_"))
+        if value is not None:
+            key = f"cluster.{option.replace('-', '_')}"
+            found.append(f"{key}={json.dumps(value, ensure_ascii=False) if option in _TEXTS else value}")
+    for entry in options.get("extra") or []:
+        key, equals, value = entry.removeprefix("--").partition("=")
+        if not key:
+            raise ConfigError(f"--extra: got {entry!r}; give key=value, or a key alone for an option without a value")
+        found.append(f"cluster.extra.{key}={json.dumps(value, ensure_ascii=False) if equals else 'true'}")
+    return found
+
+
+def describe(submission: Submission) -> str:
+    folder = shlex.quote(str(submission.run_folder))
+    return (
+        f"job          {submission.job_id}\n"
+        f"run folder   {submission.run_folder}\n"
+        f"log          {submission.log}\n"
+        f"follow       python -m launch.follow {folder}\n"
+        f"cancel       python -m launch.cancel {folder}"
+    )
+
+
+def _split(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    files = [word for word in words if "=" not in word]
+    if len(files) > 1:
+        raise ConfigError(f"one config file, got {', '.join(files)}; an override is key=value")
+    return (files[0] if files else None), [word for word in words if "=" in word]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="launch.submit",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("config", nargs="*", metavar="CONFIG | key=value", help="a YAML file, then overrides")
+    add(
+        "--cluster", choices=CLUSTERS, default="slurm", help="slurm (default), local: this machine, debug: this process"
+    )
+    add("--nodes", metavar="N")
+    add("--gpus-per-node", metavar="N", help="as many ranks a node; 0 for ranks on CPUs")
+    add("--ranks-per-node", metavar="N", help="unless it is one a GPU")
+    add("--cpus-per-rank", metavar="N")
+    add("--mem-gb", metavar="GB", help="of each node")
+    add("--time", metavar="90m|4h|1d12h|HH:MM:SS", help="the limit; --cluster local has none without this option")
+    for option in _TEXTS[1:]:
+        add(f"--{option}", metavar="TEXT")
+    add("--array-parallelism", metavar="N", help="runs of a job array at once")
+    add("--extra", action="append", metavar="KEY=VALUE", help="any other option of sbatch; may be repeated")
+    add("--after", metavar="JOBID", help="start when that job has ended, however it ended")
+    add("--dry-run", action="store_true", help="print the plan and the text for sbatch; submit nothing")
+    add("--wait", action="store_true", help="until the job is over; exit 0 if the run finished")
+    add("--follow", action="store_true", help="the same, showing rank 0's log")
+    add("--fresh", action="store_true", help="delete what the run folder has of this run")
+    add("--doctor", action="store_true", help="submit the health check (fedspec_dist.doctor) with this config")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
