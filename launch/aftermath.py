@@ -8,6 +8,7 @@ scheduler was ending the job anyway.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -68,10 +69,19 @@ def explain(files: SubmissionFolder, folder: Path, job_id: str, code: int) -> st
     log = folder / f"{job_id}_0_log.out"
     tasks = srun_errors(log)
     said = last_error(files.run_folder, sorted(folder.glob(f"{job_id}_*_log.out")))
-    parts = [f"the job failed with exit code {code}", *tasks[:3], *([said] if said else [])]
-    if any("Killed" in line or "Out Of Memory" in line for line in tasks):
+    parts = [f"the job failed with exit code {code}{_signal_of(code)}", *tasks[:3], *([said] if said else [])]
+    if code == -9 or any("Killed" in line or "Out Of Memory" in line for line in tasks):
         parts.append("a task was killed from outside: if nobody did, it was out of memory (--mem-gb)")
     return "; ".join(dict.fromkeys(parts))
+
+
+def _signal_of(code: int) -> str:
+    """A shell has 128 and the signal's number, Python minus the number."""
+    number = -code if code < 0 else code - 128
+    try:
+        return f" ({signal.Signals(number).name})"
+    except ValueError:
+        return ""
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -27,16 +28,11 @@ from launch import attempts, queue
 from launch.cluster import LAUNCHER_VARIABLES
 from launch.record import SubmissionFolder
 
-log = logging.getLogger(__name__)
-
 EXIT_STOPPED = 75  # of fedspec_dist.main: stopped by a signal, with a checkpoint
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 # A time limit is enforced up to this late; a job that is ended at its limit has run so long at least, less this.
 _LIMIT_SLACK_S = 30.0
-
-
-class RunError(RuntimeError):
-    """The run did not finish and is not tried again; the message says why."""
+_QUESTIONS, _PAUSE_S = 3, 0.5
 
 
 @dataclass(frozen=True)
@@ -73,43 +69,45 @@ class Job(Checkpointable):
         clean_environment(os.environ, self.where)
         logging.getLogger("submitit").propagate = False  # it has a handler of its own
         task = JobEnvironment()
-        if self.program == "doctor":
-            return self._end_doctor(_program("doctor")(self.arguments))
         requeue = signal.getsignal(signal.SIGUSR2)  # submitit's
         account = _Account(SubmissionFolder(self.run_folder), task.job_id, self.rules)
         if task.global_rank == 0:
             account.start()
+        if self.program == "doctor":
+            return self._examine(account, task.global_rank)
         code, stopped_by = _run(_program("main"), with_plain_path(self.arguments))
         if task.global_rank:
             # Other ranks leave quietly: with --kill-on-bad-exit any other code would end rank 0 amid its requeue.
             if code in (0, EXIT_STOPPED):
                 sys.exit(0)
-            raise RunError(f"rank {task.global_rank} on {task.hostname} ended with exit code {code}")
+            _leave(f"rank {task.global_rank} on {task.hostname} ended with exit code {code}")
         if code == 0:
             account.end(attempts.FINISHED, "")
             return 0
         if code == EXIT_STOPPED:
             self._after_stop(account, stopped_by, requeue)
         # A failure is accounted for by the batch script, which also sees what this process cannot survive.
-        raise RunError(f"the run ended with exit code {code}; the reason stands above and in {self.run_folder}/log")
+        _leave(f"the run ended with exit code {code}; the reason stands above and in {self.run_folder}/log")
 
     def _after_stop(self, account: _Account, stopped_by: str | None, requeue: Any) -> NoReturn:
         decision = account.decide(stopped_by, self.where)
         account.end(decision.outcome, decision.reason)
-        log.warning("%s", decision.reason)
         if decision.outcome != attempts.REQUEUED:
-            raise RunError(decision.reason)
+            _leave(decision.reason)
+        print(f"launch: {decision.reason}", file=sys.stderr, flush=True)
         if decision.by_scheduler:
             sys.exit(0)
-        if callable(requeue):
-            requeue(signal.SIGUSR2, None)  # ends this process
-        raise RunError("submitit did not requeue the job")
+        requeue(signal.SIGUSR2, None)  # ends this process
+        raise AssertionError("submitit's handler returned")
 
-    @staticmethod
-    def _end_doctor(code: int) -> int:
-        if code:
-            sys.exit(code)
-        return code
+    def _examine(self, account: _Account, rank: int) -> int:
+        healthy = _program("doctor")(with_plain_path(self.arguments)) == 0
+        if rank == 0 and healthy:
+            account.end(attempts.FINISHED, "")
+        elif rank == 0:
+            account.end(attempts.GAVE_UP, "the doctor found something to mend: its last lines say what comes first")
+            sys.exit(1)
+        return 0
 
 
 @dataclass(frozen=True)
@@ -128,14 +126,12 @@ class _Account:
         self._rules = rules
 
     def start(self) -> None:
-        """Raises:
-        RunError: the earlier attempts, ended by kills that left no time to decide, show that this one is useless.
-        """
+        """Leave at once when the earlier attempts, killed without time to decide, show that this one is useless."""
         attempts.add_start(self._files.attempts, self._job_id, self._files.rounds_saved(), socket.gethostname())
         before = attempts.read(self._files.attempts, self._job_id)[:-1]
         if before and (reason := self._reason_to_give_up(before)):
             self.end(attempts.GAVE_UP, reason)
-            raise RunError(reason)
+            _leave(reason)
 
     def end(self, outcome: str, reason: str) -> None:
         attempts.add_end(self._files.attempts, self._job_id, self._files.rounds_saved(), outcome, reason)
@@ -168,13 +164,25 @@ def find_cause(
         return Decision(attempts.REQUEUED, f"stopped by {stopped_by}, before a time limit or a preemption: requeued")
     if where == "local":
         return Decision(attempts.STOPPED, "stopped by SIGTERM; submit it again to go on")
-    try:
-        fields = queue.job_fields(job_id)
-    except queue.QueueError as error:
+    fields, error = _ask(job_id)
+    if not fields:
         return Decision(
-            attempts.STOPPED, f"stopped by {stopped_by}, and SLURM did not say why ({error}); submit it again to go on"
+            attempts.STOPPED, f"stopped by {stopped_by}, and SLURM did not say why{error}; submit it again to go on"
         )
     return cause_of_sigterm(fields, int(variables.get("SLURM_RESTART_COUNT", "0")))
+
+
+def _ask(job_id: str) -> tuple[Mapping[str, str], str]:
+    """What the scheduler says of the job. A busy one may say nothing at first, and little time is left."""
+    error = ""
+    for _ in range(_QUESTIONS):
+        try:
+            if fields := queue.job_fields(job_id):
+                return fields, ""
+        except queue.QueueError as refusal:
+            error = f" ({refusal})"
+        time.sleep(_PAUSE_S)
+    return {}, error
 
 
 def cause_of_sigterm(fields: Mapping[str, str], restarts: int) -> Decision:
@@ -225,6 +233,12 @@ def _run(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> tupl
     for number in _STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     return code, early[0] if early else _last_stop()
+
+
+def _leave(reason: str) -> NoReturn:
+    """With the reason alone: submitit would show an exception with the traceback of its own machinery."""
+    print(f"launch: {reason}", file=sys.stderr, flush=True)
+    sys.exit(1)
 
 
 def _last_stop() -> str | None:

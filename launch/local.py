@@ -105,12 +105,11 @@ class LocalController(Controller):
             again = LOCAL_REQUEUE_RETURN_CODE in codes or self._after_failure(codes)
 
     def _after_failure(self, codes: Sequence[int | None]) -> bool:
-        failed = [f"rank {rank}: exit code {code}" for rank, code in enumerate(codes) if code != 0]
-        code = next((code for code in codes if code != 0), 0)
-        text, again = settle(SubmissionFolder(run_of(self.folder, 0)), self.folder, self.pid, code or 0, ended=False)
+        code = next(filter(None, codes), -signal.SIGKILL if None in codes else 0)
+        text, again = settle(SubmissionFolder(run_of(self.folder, 0)), self.folder, self.pid, code, ended=False)
         if text:
             with (self.folder / f"{self.pid}_0_log.out").open("a", encoding="utf-8") as log:
-                log.write(f"launch: {text} ({', '.join(failed)})\n")
+                log.write(f"launch: {text}; exit codes of the ranks: {list(codes)}\n")
         return again
 
 

@@ -85,6 +85,8 @@ def _error(files: SubmissionFolder, record: Record, state: queue.QueueState | No
     history = attempts.read(files.attempts, record.job_id)
     if history and history[-1].outcome in (attempts.FAILED, attempts.GAVE_UP):
         return history[-1].reason
+    if history and history[-1].outcome in attempts.SETTLED:
+        return ""
     if state is not None and state.is_alive and (not history or history[-1].outcome is None):
         return ""  # waiting, or running well as far as is known
     return last_error(files.run_folder, record.logs())
@@ -137,7 +139,7 @@ def _duration(seconds: float | None) -> str:
 def table(found: Sequence[Row]) -> Table:
     shown = Table(title_justify="left")
     for column in COLUMNS:
-        shown.add_column(column, overflow="fold", no_wrap=column in ("job", "round", "accuracy", "elapsed"))
+        shown.add_column(column, overflow="fold", no_wrap=column in ("state", "job", "round", "accuracy", "elapsed"))
     for row in found:
         shown.add_row(row.run, row.state, row.job_id, row.rounds, row.accuracy, row.elapsed, row.left, row.error)
     return shown

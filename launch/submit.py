@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fedspec_dist.config import Config, ConfigError, load, minutes
+from launch import queue
 from launch.cluster import (
     CLUSTERS,
     LAUNCHER_VARIABLES,
@@ -32,7 +33,7 @@ from launch.cluster import (
     sbatch_text,
     setup_lines,
 )
-from launch.follow import follow_and_report, queue_state
+from launch.follow import follow_and_report, outcome, queue_state
 from launch.record import Record, SubmissionFolder, new_name, write, write_runs
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -172,14 +173,7 @@ def _prepare(files: SubmissionFolder, config: Config, arguments: Sequence[str], 
     """The record of what is submitted; before, with `fresh`, everything of the run but that is deleted."""
     from fedspec_dist.tracking.run_folder import git_state
 
-    record = files.record()
-    if record is not None and record.cluster != "debug" and (state := queue_state(record)).is_alive:
-        detail = f": {state.reason}" if state.reason else ""
-        raise SubmitError(
-            f"{files.run_folder} is job {record.job_id} already ({state.name}{detail}). Follow it with python -m "
-            f"launch.follow {files.run_folder}, end it with python -m launch.cancel {files.run_folder}, or give this "
-            "run another name= or output="
-        )
+    _refuse_twice(files)
     try:
         if fresh:
             _empty(files.run_folder)
@@ -193,6 +187,23 @@ def _prepare(files: SubmissionFolder, config: Config, arguments: Sequence[str], 
             f"output: the run folder {files.run_folder} cannot be written: {error.strerror}; choose another "
             "output=FOLDER, on a file system that the nodes share"
         ) from error
+
+
+def _refuse_twice(files: SubmissionFolder) -> None:
+    record = files.record()
+    if record is None or not (state := queue_state(record)).is_alive:
+        return
+    if state.name != queue.UNKNOWN:
+        raise SubmitError(
+            f"{files.run_folder} is job {record.job_id} already ({state.name}). Follow it with python -m "
+            f"launch.follow {files.run_folder}, end it with python -m launch.cancel {files.run_folder}, or give this "
+            "run another name= or output="
+        )
+    if outcome(files, record, state) is None:
+        raise SubmitError(
+            f"{files.run_folder} may still be job {record.job_id} ({state.reason}). If you know that it has ended, "
+            f"delete {files.job}"
+        )
 
 
 def _empty(run_folder: Path) -> None:
