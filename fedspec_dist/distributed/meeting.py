@@ -31,7 +31,7 @@ _PORTS_TRIED = 100
 _POLL_S = 0.1
 _REACH_S = 3.0  # for one address to answer
 _RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_LOOPBACK = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 
 
 def meeting_file(folder: Path, attempt: str) -> Path:
@@ -72,7 +72,7 @@ def _host(
 ) -> tuple[Any, str]:
     listener = listen(bind)
     port = listener.getsockname()[1]
-    own = bind or _LOOPBACK
+    own = bind or LOOPBACK
     timeout = timedelta(seconds=timeout_s)
     store = dist.TCPStore(
         own, port, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=listener.detach()

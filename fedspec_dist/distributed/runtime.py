@@ -19,10 +19,10 @@ import torch.distributed as dist
 
 from fedspec_dist.distributed.collectives import CollectiveError, Collectives, ProcessGroup, SingleProcess
 from fedspec_dist.distributed.devices import choose_backend, choose_device
-from fedspec_dist.distributed.environment import Environment, LaunchError
-from fedspec_dist.distributed.meeting import clear, meet
+from fedspec_dist.distributed.environment import Environment
+from fedspec_dist.distributed.joining import come_together
 from fedspec_dist.distributed.memory import keep_freed_memory
-from fedspec_dist.distributed.rendezvous import part_of, this_start
+from fedspec_dist.distributed.rendezvous import part_of
 from fedspec_dist.distributed.watch import StopRequest, Watch
 
 log = logging.getLogger(__name__)
@@ -127,7 +127,8 @@ def _process_group(
     folder: Path | None,
     stop: StopRequest,
 ) -> Iterator[tuple[Collectives, Watch]]:
-    store, start = _meet(environment, settings, folder)
+    gpu = _unique_name(device) if backend == "nccl" else ""
+    store, start = come_together(environment, settings.timeout_s, settings.interface, folder, gpu)
     rank, num_ranks = environment.rank, environment.num_ranks
     dist.init_process_group(
         backend,
@@ -150,34 +151,8 @@ def _process_group(
     dist.destroy_process_group()
 
 
-def _meet(environment: Environment, settings: Any, folder: Path | None) -> tuple[Any, str]:
-    """The store that all ranks have joined, and the name of this start in it."""
-    timeout = timedelta(seconds=settings.timeout_s)
-    rank, num_ranks = environment.rank, environment.num_ranks
-    alone = environment.attempt and folder is not None
-    try:
-        if alone:
-            assert folder is not None
-            store, _ = meet(folder, environment, settings.timeout_s, ["127.0.0.1", environment.host])
-        else:
-            store = next(dist.rendezvous("env://", rank, num_ranks, timeout=timeout))[0]
-        start = this_start(store, rank, num_ranks, settings.timeout_s)
-    except LaunchError:
-        raise
-    except (RuntimeError, ValueError) as error:
-        if alone:
-            advice = "Look for what kept them in their own output"
-        else:
-            advice = (
-                f"They were to meet at {os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}. If the port is "
-                "in use, start torchrun with --standalone (one host) or another --rdzv-endpoint"
-            )
-        raise LaunchError(
-            f"rank {rank} on {environment.host} could not join the other {num_ranks - 1} ranks ({error}). {advice}"
-        ) from error
-    if rank == 0 and folder is not None and environment.attempt:
-        clear(folder, environment.attempt)
-    return store, start
+def _unique_name(device: torch.device) -> str:
+    return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
 
 
 def _fail(error: Exception, environment: Environment, watch: Watch) -> NoReturn:

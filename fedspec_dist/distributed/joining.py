@@ -1,0 +1,120 @@
+"""How the ranks of a job come together: at the launcher's store or at rank 0's, over a network that leads there."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from fedspec_dist.distributed import interfaces
+from fedspec_dist.distributed.environment import Environment, LaunchError
+from fedspec_dist.distributed.meeting import LOOPBACK, clear, meet
+from fedspec_dist.distributed.rendezvous import Introduction, introduce, part_of, this_start
+
+log = logging.getLogger(__name__)
+
+
+def come_together(
+    environment: Environment, timeout_s: float, interface: str | None, folder: Path | None, gpu: str = ""
+) -> tuple[Any, str]:
+    """The store that all ranks have joined, and the name of this start of the job in it.
+
+    Sets the variables that tell gloo and NCCL their interface, where `interface` names one or the host name misleads.
+
+    Raises:
+        LaunchError: some rank did not come in time, or `interface` is none of this host's.
+    """
+    known = interfaces.interfaces()
+    here = interfaces.resolve(environment.host)
+    if interface is not None:
+        interfaces.address_of(interface, known)
+    store, address = _reach_store(environment, timeout_s, interface, folder, known, here)
+    try:
+        start = this_start(store, environment.rank, environment.num_ranks, timeout_s, environment.host)
+        reached = "" if interfaces.is_here(address, known) else address
+        mine = Introduction(environment.host, reached, interfaces.leads_here(here, known), gpu)
+        everybody = introduce(part_of(store, start), environment.rank, environment.num_ranks, mine)
+    except RuntimeError as error:
+        raise _not_together(environment, error) from error
+    if environment.rank == 0 and environment.attempt and folder is not None:
+        clear(folder, environment.attempt)
+    _choose_interface(environment.rank, everybody, interface, known)
+    _refuse_shared_gpus(everybody)
+    return store, start
+
+
+def _reach_store(
+    environment: Environment,
+    timeout_s: float,
+    interface: str | None,
+    folder: Path | None,
+    known: interfaces.Interfaces,
+    here: Sequence[str],
+) -> tuple[Any, str]:
+    """The launcher's store, or where it gives none the one of rank 0; and its address."""
+    if environment.attempt and folder is not None:
+        bind = ""
+        addresses = interfaces.candidates(known, here)
+        if interface is not None:
+            bind = interfaces.address_of(interface, known)
+        elif environment.local_num_ranks == environment.num_ranks:
+            bind = LOOPBACK  # nobody else has to reach this host
+        return meet(folder, environment, timeout_s, [bind] if bind else addresses, bind)
+    timeout = timedelta(seconds=timeout_s)
+    try:
+        store = next(dist.rendezvous("env://", environment.rank, environment.num_ranks, timeout=timeout))[0]
+    except (RuntimeError, ValueError) as error:
+        raise _not_together(environment, error) from error
+    return store, next(iter(interfaces.resolve(os.environ["MASTER_ADDR"])), LOOPBACK)
+
+
+def _not_together(environment: Environment, error: Exception) -> LaunchError:
+    advice = "Their own output may say what kept them"
+    if not environment.attempt:
+        advice = (
+            f"They were to meet at {os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}. If the port is in "
+            "use, start torchrun with --standalone (one host) or another --rdzv-endpoint"
+        )
+    others = environment.num_ranks - 1
+    return LaunchError(
+        f"rank {environment.rank} on {environment.host} could not join the other {others} ranks ({error}). {advice}"
+    )
+
+
+def _choose_interface(
+    rank: int, everybody: Sequence[Introduction], interface: str | None, known: interfaces.Interfaces
+) -> None:
+    """The one that was named; else, where a host name misleads, the one between the hosts."""
+    across = next((one.reached for one in everybody if one.reached), None)
+    misleading = sorted({one.host for one in everybody if not one.known})
+    why = "runtime.interface"
+    if interface is None:
+        if across is None or everybody[rank].known:
+            return
+        why = f"the host name leads to no address that other hosts can reach, on {', '.join(misleading)}"
+        interface = interfaces.towards(across, known)
+    if interface is None:
+        log.warning("%s, and no interface leads to %s: name one with runtime.interface=NAME", why, across)
+    elif added := interfaces.set_socket_variables(interface):
+        log.info("set here: %s (%s)", added, why)
+
+
+def _refuse_shared_gpus(everybody: Sequence[Introduction]) -> None:
+    """NCCL would say `Duplicate GPU detected`, after a minute and without saying what to do."""
+    ranks: dict[str, list[int]] = {}
+    for rank, one in enumerate(everybody):
+        if one.gpu:
+            ranks.setdefault(one.gpu, []).append(rank)
+    for gpu, sharing in ranks.items():
+        if len(sharing) > 1:
+            raise LaunchError(
+                f"ranks {', '.join(map(str, sharing))} on {everybody[sharing[0]].host} have the same GPU ({gpu}), and "
+                "NCCL cannot share a GPU between ranks. Ask for one GPU a rank, or let ranks share GPUs over gloo: "
+                "runtime.backend=gloo",
+                everywhere=True,
+            )
