@@ -141,7 +141,7 @@ class Run:
     def seed(self) -> int:
         return self.config.seed
 
-    @property
+    @functools.cached_property
     def folder(self) -> Path:
         return self.config.run_folder()
 

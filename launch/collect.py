@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
@@ -13,6 +14,7 @@ from rich.table import Table
 
 from launch.axes import Run, as_override
 from launch.outcomes import DIVERGED, FAILED, FINISHED, PENDING
+from launch.record import write
 from launch.study import Progress, Study, unique
 
 _RESULTS = (
@@ -128,7 +130,7 @@ def _notes(study: Study) -> Iterable[str]:
         yield "\nMeans leave diverged runs out; the column of seeds counts them.\n"
 
 
-def state_tables(study: Study, states: dict[Any, str]) -> list[Table]:
+def state_tables(study: Study, states: Mapping[Path, str]) -> list[Table]:
     """For the console: a line a case, and one for each run that is under way or came to nothing.
 
     `states` has what is known of runs besides their folders, by folder: that they run now, or wait in a queue.
@@ -148,7 +150,7 @@ def state_tables(study: Study, states: dict[Any, str]) -> list[Table]:
         _, points, optimum = _verdict_cells(item, study.sweep.tune.sign)
         cases.add_row(f"{item.case}", shown, points, optimum)
     runs = Table("run", "state", "round", "accuracy", "error or folder")
-    for run in unique(run for item in study.progress() for run in [*item.tuning, *item.final]):
+    for run in study.known():
         if (name := state(run)) in (FINISHED, PENDING):
             continue
         outcome = study.outcome(run)
@@ -178,3 +180,9 @@ def _code(point: dict[str, Any] | None) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
+
+
+def write_report(study: Study) -> None:
+    """The table so far, beside the run folders."""
+    output = study.sweep.first_runs()[0].folder.parent
+    write(output / f"{study.sweep.name}.md", summary(study))

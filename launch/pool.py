@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,10 @@ from launch.outcomes import CONSOLE
 
 # A run that is told to stop finishes the client it trains and writes a checkpoint; torchrun gives its ranks 30 s.
 GRACE_S = 60.0
+_KILL_S = 10.0
 _PR_SET_PDEATHSIG = 1
+# By this variable the processes of a run are known, whoever their parent is by then.
+_TOKEN = "FEDSPEC_DIST_SWEEP_RUN"
 
 # Of a task of SLURM in which the sweep itself may have been started; a run must not take them for its own.
 _TASK = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS")
@@ -70,6 +74,7 @@ class _Process:
     run: Run
     handle: subprocess.Popen[bytes]
     gpus: list[str]
+    token: str
 
 
 class Pool:
@@ -93,6 +98,7 @@ class Pool:
         used = [gpu for process in self._working for gpu in process.gpus]
         on_gpus = self._gpus and run.config.runtime.device != "cpu"
         gpus = least_used(self._gpus, used, self._ranks) if on_gpus else []
+        threads, token = run.config.runtime.threads_per_rank, uuid.uuid4().hex
         path = run.folder / CONSOLE
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as console:
@@ -101,15 +107,17 @@ class Pool:
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=subprocess.STDOUT,
-                env=environment(os.environ, run.config.runtime.threads_per_rank, gpus if on_gpus else None),
+                env={**environment(os.environ, threads, gpus if on_gpus else None), _TOKEN: token},
                 start_new_session=True,  # a Ctrl-C at the terminal is for the sweep, which passes it on in its way
                 preexec_fn=_end_with(os.getpid()),
             )
-        self._working.append(_Process(run, handle, gpus))
+        self._working.append(_Process(run, handle, gpus, token))
 
     def ended(self) -> list[tuple[Run, int]]:
         """Those that ended since the last call, with their exit codes."""
         over = [process for process in self._working if process.handle.poll() is not None]
+        for process in over:
+            _kill_all(process.token)  # a torchrun that was killed leaves its ranks
         self._working = [process for process in self._working if process not in over]
         return [(process.run, int(process.handle.returncode)) for process in over]
 
@@ -128,26 +136,43 @@ class Pool:
         return not self._working
 
     def kill(self) -> None:
-        """At once, torchrun's ranks too, which are sessions of their own."""
-        for pid in [pid for process in self._working for pid in _family(process.handle.pid)]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        """At once, with torchrun's ranks."""
         for process in self._working:
+            process.handle.kill()
+            _kill_all(process.token)
             process.handle.wait()
         self._working = []
 
 
-def _family(root: int) -> list[int]:
-    """A process and all that it started, in order of their start."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError):
-            parent = int(entry.read_text(errors="replace").rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(entry.parent.name))
-    family = [root]
-    for pid in family:
-        family += children.get(pid, [])
-    return family
+def _kill_all(token: str) -> None:
+    """Every process that was started with this token, sessions of their own included; waits until they are gone."""
+    deadline = time.monotonic() + _KILL_S
+    killed: set[int] = set()
+    while time.monotonic() < deadline:
+        for pid in (left := _members(token)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        killed.update(left)
+        if not left and not any(map(_holds_files, killed)):
+            return
+        time.sleep(0.02)
+
+
+def _holds_files(pid: int) -> bool:
+    """Whether a process that was killed may still have its lock: it is neither gone nor a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _members(token: str) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if f"{_TOKEN}={token}".encode() in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found
 
 
 def _end_with(parent: int) -> Callable[[], None]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedspec_dist.config import ConfigError
 from launch.axes import Case, Run, Sweep
-from launch.outcomes import DIVERGED, Outcome
+from launch.outcomes import Outcome
 from launch.tune import Point, Search, Verdict, step
 
 
@@ -39,9 +39,12 @@ class Study:
         return [self._progress(case) for case in self.sweep.cases]
 
     def waiting(self) -> list[Run]:
-        """Runs that can be run now and have no result, each folder once."""
-        runs = (run for progress in self.progress() for run in [*progress.tuning, *progress.final])
-        return unique(run for run in runs if not self.outcome(run).complete)
+        """Runs that can be run now and have no result."""
+        return [run for run in self.known() if not self.outcome(run).complete]
+
+    def known(self) -> list[Run]:
+        """All that can be run by now, each folder once."""
+        return unique(run for progress in self.progress() for run in [*progress.tuning, *progress.final])
 
     def metric(self) -> tuple[str, int]:
         """What runs are compared by: a metric, and how many last values its mean is of."""
@@ -90,7 +93,3 @@ class Study:
 def unique(runs: Iterable[Run]) -> list[Run]:
     """Each run folder once."""
     return list({run.folder: run for run in runs}.values())
-
-
-def num_diverged(study: Study, runs: Iterable[Run]) -> int:
-    return sum(study.outcome(run).state == DIVERGED for run in runs)

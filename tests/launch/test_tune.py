@@ -36,7 +36,7 @@ def peak(**optima: float) -> Surface:
 
 
 def test_an_optimum_within_the_first_grid_asks_for_nothing_more() -> None:
-    verdict, told, batches = solve(Search({"lr": [0.1, 0.01, 1.0]}, budget=9), peak(lr=0.1))
+    verdict, _told, batches = solve(Search({"lr": [0.1, 0.01, 1.0]}, budget=9), peak(lr=0.1))
     assert verdict == Verdict((0.1,), 0.0, True, "values on all sides are worse", 3)
     assert batches == [[(0.01,), (0.1,), (1.0,)]]
 
@@ -106,7 +106,7 @@ def test_an_endless_plateau_ends_with_the_budget() -> None:
 
 def test_the_last_of_the_budget_goes_next_to_the_best_point() -> None:
     search = Search({"lr": [0.01, 0.1], "mu": [1, 2, 3, 4]}, budget=9)
-    verdict, told, batches = solve(search, peak(lr=1.0, mu=3))
+    verdict, _told, batches = solve(search, peak(lr=1.0, mu=3))
     assert batches[1] == [(1.0, 3)]
     assert verdict.best == (1.0, 3)
     assert not verdict.interior
@@ -126,18 +126,18 @@ def test_diverged_points_are_never_best_and_bound_the_optimum() -> None:
 
 
 def test_the_first_grid_may_diverge_at_its_edge() -> None:
-    verdict, told, _ = solve(Search({"lr": [0.1, 1.0]}, budget=9), lambda lr: None if lr > 0.5 else -abs(lr - 0.01))
+    verdict, _told, _ = solve(Search({"lr": [0.1, 1.0]}, budget=9), lambda lr: None if lr > 0.5 else -abs(lr - 0.01))
     assert verdict.best == (0.01,)
     assert verdict.interior
 
 
 def test_nothing_finite_is_said() -> None:
-    verdict, told, _ = solve(Search({"lr": [0.1, 1.0]}, budget=9), lambda lr: None)
+    verdict, _told, _ = solve(Search({"lr": [0.1, 1.0]}, budget=9), lambda lr: None)
     assert verdict == Verdict(None, None, False, "no point has a finite result", 2)
 
 
 def test_without_expand_the_edge_is_reported() -> None:
-    verdict, told, _ = solve(Search({"lr": [0.1, 1.0], "mu": [1, 2, 3]}, expand=False), peak(lr=1.0, mu=2))
+    verdict, _told, _ = solve(Search({"lr": [0.1, 1.0], "mu": [1, 2, 3]}, expand=False), peak(lr=1.0, mu=2))
     assert verdict == Verdict((1.0, 2), 0.0, False, "not tried: lr above 1.0", 6)
 
 
@@ -164,7 +164,7 @@ def test_an_axis_with_zero_grows_upward_by_ratios_and_stops_at_its_bound_below()
 
 
 def test_an_axis_with_negative_values_grows_by_differences() -> None:
-    verdict, told, _ = solve(Search({"b": [-1, 0, 1]}, budget=9), lambda b: -abs(b - 3))
+    _, told, _ = solve(Search({"b": [-1, 0, 1]}, budget=9), lambda b: -abs(b - 3))
     assert [b for (b,) in told] == [-1, 0, 1, 2, 3, 4]
     assert all(isinstance(b, int) for (b,) in told)
 

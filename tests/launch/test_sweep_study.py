@@ -1,0 +1,321 @@
+"""What a sweep wants next, and its tables, from run folders that are written by hand."""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from launch.axes import Run, load_sweep
+from launch.collect import as_csv, rows, state_tables, summary
+from launch.outcomes import Outcome, Outcomes, last_error, read_outcome
+from launch.study import Study
+
+BAD_CLIENT = (
+    "client 3 returned a non-finite update in round 2 (rank 0). Lower local.lr, set local.clip_norm, or drop such "
+    "clients with runtime.on_nonfinite=skip"
+)
+
+
+def study_of(folder: Path, text: str, *more: str) -> Study:
+    path = folder / "study.yaml"
+    path.write_text(text)
+    return Study(load_sweep(path, [f"output={folder / 'runs'}", *more]), Outcomes())
+
+
+def finish(run: Run, *accuracies: float) -> None:
+    write_metrics(run.folder, *accuracies)
+    (run.folder / "summary.json").write_text(json.dumps({"status": "finished", "ranks": 2}))
+
+
+def write_metrics(folder: Path, *accuracies: float) -> None:
+    (folder / "log").mkdir(parents=True, exist_ok=True)
+    records = [
+        {"round": number, "test_accuracy": value, "test_loss": 1 - value, "seconds_round": 0.5}
+        for number, value in enumerate(accuracies, start=1)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+
+
+def write_log(folder: Path, *lines: str, rank: int = 0) -> None:
+    (folder / "log").mkdir(parents=True, exist_ok=True)
+    (folder / "log" / f"rank-{rank}.log").write_text("".join(f"{line}\n" for line in lines))
+
+
+def at(second: int, level: str, text: str) -> str:
+    return f"2026-01-31 12:00:{second:02d},123 {level} fedspec_dist.rounds.run: {text}"
+
+
+def shown(runs: list[Run]) -> list[str]:
+    return [str(run) for run in runs]
+
+
+def run_all(study: Study, accuracy: Callable[[Run], float | None]) -> list[list[str]]:
+    """Finish what is wanted until nothing is; None lets a run diverge. The batches."""
+    batches = []
+    while waiting := study.waiting():
+        assert len(batches) < 20
+        batches.append(shown(waiting))
+        for run in waiting:
+            if (value := accuracy(run)) is None:
+                write_log(run.folder, at(1, "DEBUG", "rank 0 of 1 on host, cpu"), at(2, "ERROR", BAD_CLIENT))
+            else:
+                finish(run, value)
+    return batches
+
+
+# ------------------------------------------------------------------------------------------ outcomes
+
+
+def test_states_of_a_run_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert read_outcome(folder).state == "pending"
+    write_metrics(folder, 0.1, 0.2)
+    assert read_outcome(folder).state == "unfinished"
+    assert read_outcome(folder).round == 2
+    write_log(folder, at(1, "DEBUG", "rank 0 of 1 on host, cpu"), at(2, "ERROR", "No space left"))
+    assert read_outcome(folder).state == "failed"
+    assert read_outcome(folder).error == "No space left"
+    write_log(folder, at(1, "DEBUG", "rank 0 of 1 on host, cpu"), at(2, "ERROR", BAD_CLIENT), "Traceback", "more")
+    assert read_outcome(folder).state == "diverged"
+    assert read_outcome(folder).complete
+    assert read_outcome(folder, skips=True).state == "failed", "with skip it goes on"
+    (folder / "summary.json").write_text('{"status": "finished"}')
+    assert read_outcome(folder).state == "finished"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "fedgh: the Gram matrix of the updates has entries that are not finite",
+        "QR of a matrix with NaN or infinite entries",
+        "fisher: a product with the Fisher matrix has entries that are not finite",
+    ],
+)
+def test_whatever_is_not_finite_has_diverged(tmp_path: Path, error: str) -> None:
+    write_log(tmp_path, at(1, "DEBUG", "rank 0 of 1 on host, cpu"), at(2, "ERROR", error))
+    assert read_outcome(tmp_path).state == "diverged"
+    assert read_outcome(tmp_path, skips=True).state == "diverged", "skip would not help"
+
+
+def test_a_new_start_forgets_the_error_before(tmp_path: Path) -> None:
+    write_log(
+        tmp_path,
+        at(1, "DEBUG", "rank 0 of 2 on host, cpu"),
+        at(2, "ERROR", "No space left"),
+        at(5, "DEBUG", "rank 0 of 1 on host, cpu"),
+    )
+    write_log(tmp_path, at(1, "DEBUG", "rank 1 of 2 on host, cpu"), at(2, "ERROR", "Killed"), rank=1)
+    assert last_error(tmp_path / "log") == ""
+    assert read_outcome(tmp_path).state == "unfinished"
+
+
+def test_an_error_of_another_rank_is_found(tmp_path: Path) -> None:
+    write_log(tmp_path, at(1, "DEBUG", "rank 0 of 2 on host, cpu"), at(3, "INFO", "ending: rank 1 failed first"))
+    write_log(tmp_path, at(1, "DEBUG", "rank 1 of 2 on host, cpu"), at(2, "ERROR", BAD_CLIENT), rank=1)
+    assert read_outcome(tmp_path).state == "diverged"
+
+
+def test_a_run_at_work_is_seen_by_its_lock_which_stays_untouched(tmp_path: Path) -> None:
+    import os
+
+    write_metrics(tmp_path, 0.1)
+    with (tmp_path / ".lock").open("a+") as lock:
+        lock.write(f"process {os.getpid()} on {os.uname().nodename}\n")
+        lock.flush()
+        assert read_outcome(tmp_path).state == "unfinished", "nobody holds it"
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert read_outcome(tmp_path).state == "running"
+        assert read_outcome(tmp_path).state == "running", "asking took no lock"
+    assert read_outcome(tmp_path).state == "unfinished"
+
+
+def test_scores() -> None:
+    records = [{"round": n, "test_accuracy": value, "test_loss": None} for n, value in enumerate([0.1, 0.8, 0.6], 1)]
+    outcome = Outcome("finished", [*records, {"round": 4}])
+    assert outcome.score("test_accuracy", 1) == 0.6
+    assert outcome.score("test_accuracy", 2) == pytest.approx(0.7)
+    assert outcome.score("test_loss", 1) is None
+    assert outcome.best("test_accuracy") == (0.8, 2)
+    assert Outcome("diverged", records).score("test_accuracy", 1) is None
+
+
+# ------------------------------------------------------------------------------------------ what comes next
+
+TUNED = """
+seeds: [1, 2]
+methods:
+  plain:
+  prox: {overrides: [local.algorithm=fedprox], tune: {over: {local.algorithm.mu: [0.1, 0.2]}}}
+tune: {over: {local.lr: [0.1, 0.2]}, seed: 0, expand: true, budget: 12}
+"""
+
+
+def test_without_tuning_all_runs_are_wanted_at_once(tmp_path: Path) -> None:
+    study = study_of(tmp_path, "seeds: [1, 2]\naxes: {grid: {local.lr: [0.1, 0.2]}}")
+    assert len(study.waiting()) == 4
+    finish(study.waiting()[0], 0.5)
+    assert shown(study.waiting())[0] == "digits-specgrad local.lr=0.1 seed=2"
+    assert len(study.waiting()) == 3
+
+
+def test_a_tuning_grows_and_then_the_seeds_run_at_its_best(tmp_path: Path) -> None:
+    study = study_of(tmp_path, TUNED)
+    batches = run_all(study, lambda run: 1 - abs(run.config.local.lr - 0.4) - abs(run.tuned.get("mu", 0)))
+    assert batches[0][:2] == ["plain local.lr=0.1 seed=0", "plain local.lr=0.2 seed=0"]
+    assert "plain local.lr=0.4 seed=0" in batches[1]
+    assert batches[2].count("plain local.lr=0.8 seed=0") == 1
+    assert batches[3][:2] == ["plain local.lr=0.4 seed=1", "plain local.lr=0.4 seed=2"]
+    plain, prox = study.progress()
+    assert plain.verdict is not None
+    assert plain.verdict.interior
+    assert plain.tuned == {"local.lr": 0.4}
+    assert prox.verdict is not None
+    assert not prox.verdict.interior, "mu makes no difference: an endless plateau"
+    assert prox.verdict.tried == 12
+
+
+def test_methods_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    study = study_of(tmp_path, TUNED)
+    for run in study.waiting():
+        if run.method == "plain":
+            finish(run, 0.9 if run.config.local.lr == 0.1 else 0.1)
+    waiting = [run for run in study.waiting() if run.method == "plain"]
+    assert shown(waiting) == ["plain local.lr=0.05 seed=0"]
+
+
+def test_a_loss_is_tuned_downward(tmp_path: Path) -> None:
+    text = "tune: {over: {local.lr: [0.1, 0.2, 0.3]}, metric: test_loss}\nseeds: [5]"
+    study = study_of(tmp_path, text)
+    run_all(study, lambda run: 1 - abs(run.config.local.lr - 0.2))
+    (progress,) = study.progress()
+    assert progress.tuned == {"local.lr": 0.2}
+    assert "| 0.0000 |" in summary(study)
+
+
+def test_diverged_points_are_results(tmp_path: Path) -> None:
+    study = study_of(tmp_path, "tune: {over: {local.lr: [0.1, 0.2]}, expand: true, budget: 9}\nseeds: [1]")
+    run_all(study, lambda run: run.config.local.lr if run.config.local.lr <= 0.2 else None)
+    (progress,) = study.progress()
+    assert progress.tuned == {"local.lr": 0.2}
+    assert progress.verdict is not None
+    assert progress.verdict.interior
+
+
+def test_a_method_that_always_diverges_has_no_final_runs(tmp_path: Path) -> None:
+    study = study_of(tmp_path, "tune: {over: {local.lr: [0.1, 0.2]}, expand: true, budget: 9}\nseeds: [1]")
+    batches = run_all(study, lambda run: None)
+    assert len(batches) == 1
+    assert "not verified: no point has a finite result" in summary(study)
+
+
+def test_growth_asks_the_config_for_bounds(tmp_path: Path) -> None:
+    study = study_of(tmp_path, "tune: {over: {filter.ratio: [0.5, 0.9]}, expand: true, budget: 20}\nseeds: [1]")
+    run_all(study, lambda run: run.config.filter.parameters()["ratio"])
+    (progress,) = study.progress()
+    assert progress.verdict is not None
+    assert progress.verdict.reason.startswith("at the bound of what the config allows: filter.ratio above 0.9")
+
+
+def test_equal_runs_of_two_methods_run_once(tmp_path: Path) -> None:
+    study = study_of(tmp_path, "methods: {a: , b: {overrides: [local.momentum=0.0]}}")
+    assert shown(study.waiting()) == ["b seed=0"]
+    finish(study.waiting()[0], 0.7)
+    assert study.waiting() == []
+    assert summary(study).count("0.7000") == 2
+
+
+# ------------------------------------------------------------------------------------------ tables
+
+
+def finished_study(tmp_path: Path) -> Study:
+    text = """
+seeds: [1, 2, 3]
+axes: {grid: {data.partition.alpha: [0.1]}}
+methods:
+  plain:
+  "a|b": {overrides: [local.algorithm=fedprox], axes: {grid: {local.algorithm.mu: [0.5]}}}
+  wild: {overrides: [local.lr=1e18]}
+"""
+    study = study_of(tmp_path, text)
+    for run, value in zip(study.waiting(), [0.5, 0.6, 0.7, 0.8, 0.9], strict=False):
+        finish(run, 0.95, value)
+    wild = [run for run in study.waiting() if run.method == "wild"]
+    write_log(
+        wild[0].folder, at(1, "DEBUG", "rank 0 of 1 on host, cpu"), at(2, "ERROR", BAD_CLIENT), 'a "quoted", line'
+    )
+    return study
+
+
+def test_summary_has_mean_and_spread_with_incomplete_methods_last(tmp_path: Path) -> None:
+    assert summary(finished_study(tmp_path)) == (
+        "| method | last test_accuracy | spread | seeds |\n"
+        "| --- | --- | --- | --- |\n"
+        "| plain data.partition.alpha=0.1 | 0.6000 | 0.1000 | 3/3 |\n"
+        "| a\\|b data.partition.alpha=0.1 local.algorithm.mu=0.5 | 0.8500 | 0.0707 | 2/3 |\n"
+        "| wild data.partition.alpha=0.1 |  |  | 0/3, 1 diverged |\n"
+        "\nMeans leave diverged runs out; the column of seeds counts them.\n"
+    )
+
+
+def test_csv_has_a_row_a_run(tmp_path: Path) -> None:
+    table = list(csv.DictReader(io.StringIO(as_csv(rows(finished_study(tmp_path))))))
+    assert len(table) == 9
+    assert [row["state"] for row in table] == ["finished"] * 5 + ["pending", "diverged", "pending", "pending"]
+    first = {key: table[0][key] for key in list(table[0]) if key != "folder"}
+    assert first == {
+        "method": "plain",
+        "stage": "result",
+        "data.partition.alpha": "0.1",
+        "local.algorithm.mu": "",
+        "seed": "1",
+        "state": "finished",
+        "round": "2",
+        "rounds": "20",
+        "score": "0.5",
+        "final_test_accuracy": "0.5",
+        "best_test_accuracy": "0.95",
+        "best_round": "1",
+        "final_test_loss": "0.5",
+        "seconds": "1.0",
+        "ranks": "2",
+        "error": "",
+    }
+    assert table[3]["local.algorithm.mu"] == "0.5"
+    assert table[6]["error"].startswith("client 3 returned")
+    assert table[6]["error"].endswith('a "quoted", line')
+
+
+def test_summary_of_a_tuning(tmp_path: Path) -> None:
+    study = study_of(tmp_path, "tune: {over: {local.lr: [0.1, 0.2, 0.3]}, last: 2}\nseeds: [0, 1]")
+    assert "| still tuning |" in summary(study)
+    for run in study.waiting():
+        finish(run, 0.1, 0.8 - abs(run.config.local.lr - 0.2), 0.6 - abs(run.config.local.lr - 0.2))
+    assert summary(study).splitlines()[0] == (
+        "| method | tuned | test_accuracy, mean of the last 2 | spread | seeds | tuning | points | optimum |"
+    )
+    assert (
+        "| digits-specgrad | `local.lr=0.2` | 0.7000 |  | 1/2 | 0.7000 | 3 | interior: values on all sides are worse |"
+    ) in summary(study), "the tuning's run of seed 0 is the result's"
+    assert "Seed 0 is both the tuning's and among the seeds" in summary(study)
+    stages = [row["stage"] for row in rows(study)]
+    assert stages == ["tuning"] * 3 + ["result"] * 2
+
+
+def test_status_names_states_and_errors(tmp_path: Path) -> None:
+    study = finished_study(tmp_path)
+    pending = next(run for run in study.waiting() if run.method == "wild")
+    console = Console(width=250, record=True, file=io.StringIO())
+    for table in state_tables(study, {pending.folder: "queued"}):
+        console.print(table)
+    text = console.export_text()
+    assert "3 finished" in text
+    assert "1 diverged" in text
+    assert "1 queued" in text
+    assert 'a "quoted", line' in text
