@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from launch import attempts, queue
 from launch.follow import outcome
@@ -32,6 +33,7 @@ class Row:
     error: str
 
 
+_ERROR_WIDTH = 240  # the whole of it is in the log and in attempts.jsonl
 COLUMNS = ("run", "state", "job", "round", "accuracy", "elapsed", "time left", "last error")
 
 
@@ -57,7 +59,7 @@ def _row(files: SubmissionFolder, record: Record | None, slurm: Mapping[str, que
         accuracy=f"{metrics['test_accuracy']:.4f}" if metrics.get("test_accuracy") is not None else "",
         elapsed=state.elapsed if state and state.is_alive else _duration(metrics.get("seconds_total")),
         left=_time_left(state, total - done, metrics.get("seconds_mean")) if state and state.is_alive else "",
-        error=error,
+        error=error if len(error) <= _ERROR_WIDTH else f"{error[:_ERROR_WIDTH]}...",
     )
 
 
@@ -141,7 +143,8 @@ def table(found: Sequence[Row]) -> Table:
     for column in COLUMNS:
         shown.add_column(column, overflow="fold", no_wrap=column in ("state", "job", "round", "accuracy", "elapsed"))
     for row in found:
-        shown.add_row(row.run, row.state, row.job_id, row.rounds, row.accuracy, row.elapsed, row.left, row.error)
+        cells = (row.run, row.state, row.job_id, row.rounds, row.accuracy, row.elapsed, row.left, row.error)
+        shown.add_row(*(Text(cell) for cell in cells))  # brackets in an error are not markup
     return shown
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
 import os
 import shlex
@@ -233,14 +234,18 @@ def _sbatch(folder: Path, config: Config, name: str, after: str | None, jobs: Se
     setup = setup_lines(sys.executable, ROOT, folder)
     executor.update_parameters(**sbatch_parameters(config.cluster, name, setup, after, array=len(jobs) > 1))
     try:
-        with clean_environment():
+        with clean_environment(), contextlib.redirect_stderr(io.StringIO()):  # submitit shows what it also raises
             submitted = executor.submit_array(list(jobs)) if len(jobs) > 1 else [executor.submit(jobs[0])]
     except (FailedJobError, FailedSubmissionError) as error:
         raise SubmitError(
-            f"sbatch refused the job: {error}. Look at --dry-run; what this cluster has, sinfo and "
+            f"{_sentence(str(error))}. Look at --dry-run; what this cluster has, sinfo and "
             "sacctmgr show associations tell"
         ) from error
     return [job.job_id for job in submitted]
+
+
+def _sentence(text: str) -> str:
+    return f"the job was refused: {'; '.join(line.strip() for line in text.splitlines() if line.strip())}"
 
 
 @contextlib.contextmanager

@@ -1,0 +1,399 @@
+"""What is said and done when a job ends: logs read, failures counted, outcomes told."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from launch import aftermath, attempts, cancel, follow, queue, status
+from launch.attempts import CANCELLED, FAILED, FINISHED, GAVE_UP, REQUEUED, RETRIED, STOPPED
+from launch.logs import Tail, last_error, srun_errors, tail
+from launch.queue import GONE, QueueError, QueueState
+from launch.record import Record, SubmissionFolder, run_of, write, write_runs
+
+# As the log of rank 0 looked when rank 1 had been killed: srun writes there too.
+KILLED_LOG = """\
+submitit INFO (2026-11-30 05:31:35,100) - Starting with JobEnvironment(job_id=7, hostname=node1, local_rank=0(2))
+round  12/120  accuracy 0.1000
+srun: error: node1: task 1: Killed
+srun: launch/slurm: _step_signal: Terminating StepId=7.0
+srun: error: node1: task 0: Exited with exit code 1
+"""
+
+
+class Run:
+    """A submitted run with files of our own making."""
+
+    def __init__(self, tmp_path: Path, cluster: str = "slurm", retries: int = 0) -> None:
+        self.path = tmp_path / "runs" / "digits-0123"
+        self.files = SubmissionFolder(self.path)
+        self.folder = self.files.jobs / "one"
+        write(self.files.config, f"rounds: 120\ncluster: {{requeue_on_failure: {retries}}}\n")
+        write_runs(self.folder, [self.path])
+        self.record = Record("7", cluster, str(self.folder), 2, 1, "1h", socket.gethostname(), time.time())
+        self.files.write_record(self.record)
+
+    def started(self, round_number: int = 0) -> Run:
+        attempts.add_start(self.files.attempts, "7", round_number, "node1")
+        return self
+
+    def ended(self, outcome: str, round_number: int = 0, reason: str = "") -> Run:
+        attempts.add_end(self.files.attempts, "7", round_number, outcome, reason)
+        return self
+
+    def log(self, text: str, rank: int = 0) -> Run:
+        write(self.record.log(rank), text)
+        return self
+
+    def settle(self, code: int, ended: bool = False) -> tuple[str, bool]:
+        return aftermath.settle(self.files, self.folder, "7", code, ended)
+
+    def finish(self) -> Run:
+        write(self.path / "summary.json", '{"status": "finished"}')
+        return self
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------ after srun
+
+
+def test_a_killed_task_is_explained(run: Run) -> None:
+    run.started().log(KILLED_LOG)
+    assert run.settle(137) == (
+        "the job failed with exit code 137 (SIGKILL); node1: task 1: Killed; node1: task 0: Exited with exit code 1; a "
+        "task was killed from outside: if nobody did, it was out of memory (--mem-gb). Not started again; "
+        "cluster.requeue_on_failure=N would start it again",
+        False,
+    )
+    assert attempts.read(run.files.attempts, "7")[-1].outcome == FAILED
+
+
+def test_an_exception_is_explained_by_the_runs_own_log(run: Run) -> None:
+    run.started().log("srun: error: node1: task 0: Exited with exit code 1\n")
+    logged = "2026-11-30 05:31:35,100 ERROR fedspec_dist.x: no data at /data\nTraceback\n"
+    write(run.path / "log" / "rank-0.log", logged)
+    text, again = run.settle(1)
+    assert text.startswith("the job failed with exit code 1; node1: task 0: Exited with exit code 1; no data at /data.")
+    assert not again
+
+
+def test_failures_are_tried_again_as_often_as_allowed(tmp_path: Path) -> None:
+    run = Run(tmp_path, retries=2)
+    texts = []
+    for _ in range(3):
+        run.started()
+        text, again = run.settle(1)
+        texts.append((text.split(". ")[1], again))
+    assert texts == [
+        ("Starting again from the last checkpoint (1 of 2 further attempts)", True),
+        ("Starting again from the last checkpoint (2 of 2 further attempts)", True),
+        ("Not started again", False),
+    ]
+    assert [a.outcome for a in attempts.read(run.files.attempts, "7")] == [RETRIED, RETRIED, FAILED]
+
+
+@pytest.mark.parametrize("outcome", [FINISHED, REQUEUED, CANCELLED, STOPPED, GAVE_UP])
+def test_what_rank_0_has_settled_stays_settled(tmp_path: Path, outcome: str) -> None:
+    run = Run(tmp_path, retries=5).started().ended(outcome)
+    assert run.settle(255) == ("", False)
+
+
+def test_a_failure_after_a_requeue_is_a_new_one(tmp_path: Path) -> None:
+    run = Run(tmp_path, retries=1).started().ended(REQUEUED).started()
+    assert run.settle(1)[1]
+
+
+@pytest.mark.parametrize(("code", "ended"), [(0, False), (143, True), (137, True)])
+def test_success_and_the_schedulers_own_end_are_no_failures(tmp_path: Path, code: int, ended: bool) -> None:
+    assert Run(tmp_path, retries=5).started().settle(code, ended) == ("", False)
+
+
+def test_a_cancelled_job_is_not_started_again(tmp_path: Path) -> None:
+    run = Run(tmp_path, retries=5).started()
+    write(run.files.cancelled, "7\n")
+    assert run.settle(137) == ("", False)
+
+
+def test_the_batch_scripts_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(tmp_path, retries=1)
+    attempts.add_start(run.files.attempts, "40_0", 3, "node1")
+    requeued: list[str] = []
+    monkeypatch.setattr(queue, "requeue", requeued.append)
+    variables = {"SLURM_JOB_ID": "41", "SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "0"}
+    assert aftermath.main(["1", "0", str(run.folder)], variables) == 0
+    assert requeued == ["40_0"]
+    assert "launch: the job failed with exit code 1. Starting again" in capsys.readouterr().err
+
+    def refuse(job_id: str) -> None:
+        raise QueueError("Requested operation is presently disabled")
+
+    monkeypatch.setattr(queue, "requeue", refuse)
+    attempts.add_start(run.files.attempts, "7", 3, "node1")
+    assert aftermath.main(["1", "0", str(run.folder)], {"SLURM_JOB_ID": "7"}) == 1
+    assert "SLURM did not requeue the job: Requested operation is presently disabled" in capsys.readouterr().err
+
+
+def test_each_place_of_an_array_finds_its_run(tmp_path: Path) -> None:
+    write_runs(tmp_path, [Path("/runs/a"), Path("/runs/b c")])
+    assert run_of(tmp_path, 1) == Path("/runs/b c")
+
+
+# ------------------------------------------------------------------------------------------ logs
+
+
+def test_srun_is_heard_about_the_last_start_only(run: Run) -> None:
+    again = "submitit INFO (2026) - Starting with JobEnvironment(...)\nsrun: error: node2: task 0: Killed\n"
+    run.log(KILLED_LOG + again)
+    assert srun_errors(run.record.log()) == ["node2: task 0: Killed"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("config error: rounds: got 0; must be above 0\n", "rounds: got 0; must be above 0"),
+        ("[rank 1] error: rank 1 on node1: no GPU\nfine\n", "rank 1 on node1: no GPU"),
+        ("Traceback (most recent call last):\nx.y.OddError: No x\n", "x.y.OddError: No x"),
+        ("slurmstepd-node1: error: *** JOB 7 ON node1 CANCELLED\n", "*** JOB 7 ON node1 CANCELLED"),
+        ("round 1/2\n", ""),
+    ],
+)
+def test_the_last_error_of_a_log(run: Run, text: str, expected: str) -> None:
+    run.log(text, rank=1)
+    assert last_error(run.path, run.record.logs()) == expected
+
+
+def test_the_end_of_a_long_log(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"x" * 100_000 + b"\nlast \xff\n")
+    assert tail(path)[-1] == "last \N{REPLACEMENT CHARACTER}"
+    assert sum(map(len, tail(path))) < 70_000
+    assert tail(tmp_path / "none") == []
+
+
+def test_a_growing_file_is_read_in_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    reader = Tail(path)
+    assert reader.read() == ""
+    path.write_bytes("one\ntwö".encode()[:-1])  # half a character
+    assert reader.read() == "one\n"
+    path.write_bytes("one\ntwö\nthree".encode())
+    assert reader.read() == "twö\n"
+    assert reader.close() == "three"
+    path.write_bytes(b"new\n")  # emptied and begun again
+    assert reader.read() == "new\n"
+
+
+# ------------------------------------------------------------------------------------------ outcomes
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state", "expected"),
+    [
+        (FAILED, "FAILED", "failed after 4 rounds: because"),
+        (GAVE_UP, GONE, "gave up after 4 rounds: because"),
+        (CANCELLED, "CANCELLED", "cancelled after 4 rounds: because"),
+        (REQUEUED, "TIMEOUT", "ended by SLURM: TIMEOUT (limit)"),
+        (REQUEUED, GONE, None),
+        (RETRIED, "COMPLETED", None),
+    ],
+)
+def test_how_a_job_ended(run: Run, outcome: str, state: str, expected: str | None) -> None:
+    run.started().ended(outcome, 4, "because")
+    reason = "limit" if state == "TIMEOUT" else ""
+    found = follow.outcome(run.files, run.record, QueueState(state, reason))
+    assert (found.text if found else None) == expected
+    assert found is None or not found.finished
+
+
+def test_a_finished_run_and_a_healthy_machine(run: Run) -> None:
+    run.started().ended(FINISHED)
+    assert follow.outcome(run.files, run.record, QueueState(GONE)) == follow.Outcome(True, "finished")
+    run.finish()
+    assert follow.outcome(run.files, run.record, QueueState("FAILED")) == follow.Outcome(True, "finished")
+
+
+def states(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    left = list(names)
+    monkeypatch.setattr(follow, "queue_state", lambda record: QueueState(left.pop(0) if len(left) > 1 else left[0]))
+
+
+def test_waiting_shows_the_log_and_the_queue(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    states(monkeypatch, "PENDING", "PENDING", "RUNNING", "COMPLETED")
+    run.started().ended(FINISHED).finish().log("round 1/2\nround 2/2")
+    shown: list[str] = []
+    assert follow.wait(run.path, shown.append, poll_s=0.01).finished
+    assert "".join(shown) == "job 7: PENDING\nround 1/2\njob 7: RUNNING\njob 7: COMPLETED\nround 2/2"
+
+
+def test_between_two_attempts_a_job_has_not_ended(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    states(monkeypatch, "RUNNING", "COMPLETED", "PENDING", "RUNNING", GONE)
+    run.started().ended(REQUEUED)
+    found = follow.wait(run.path, poll_s=0.01, settle_s=0.3)
+    assert found.text == "ended without an account of it"
+
+
+def test_an_end_without_account_shows_the_last_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    states(monkeypatch, GONE)
+    run.log("ImportError: no launch\n")
+    found = follow.wait(run.path, poll_s=0.01, settle_s=0.05)
+    assert found == follow.Outcome(False, "ended without an account of it: ImportError: no launch")
+
+
+def test_ctrl_c_ends_the_waiting_only(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(record: Record) -> QueueState:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(follow, "queue_state", interrupt)
+    assert follow.follow_and_report(run.path, follow=True) == 130
+    assert f"the job goes on. python -m launch.cancel {run.path} ends it" in capsys.readouterr().err
+
+
+def test_only_submitted_runs_can_be_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert follow.main([str(tmp_path)]) == 2
+    assert "was not submitted by launch.submit, so there is no job to wait for" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------ status
+
+
+def shown(run: Run, monkeypatch: pytest.MonkeyPatch, state: QueueState) -> status.Row:
+    monkeypatch.setattr(queue, "slurm_states", lambda jobs: dict.fromkeys(jobs, state))
+    (row,) = status.rows([run.path])
+    return row
+
+
+def metrics(run: Run, *lines: str) -> None:
+    write(run.path / "metrics.jsonl", "".join(f"{line}\n" for line in lines))
+
+
+def test_a_running_run_in_the_table(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.started()
+    metrics(
+        run,
+        '{"round": 1, "test_accuracy": 0.5, "seconds_round": 2.0}',
+        '{"round": 2, "test_accuracy": null, "seconds_round": 4.0}',
+        '{"rou',
+    )
+    row = shown(run, monkeypatch, QueueState("RUNNING", "", "0:41", "9:19"))
+    assert row == status.Row("digits-0123", "RUNNING", "7", "2/120", "0.5000", "0:41", "about 5:54, limit 9:19", "")
+
+
+def test_a_waiting_run_says_for_what(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = shown(run, monkeypatch, QueueState("PENDING", "Resources", "0:00", "1:00:00"))
+    assert (row.state, row.rounds, row.left, row.error) == ("PENDING (Resources)", "0/120", "", "")
+
+
+def test_a_failed_run_says_why(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.started().ended(FAILED, 4, "no memory")
+    row = shown(run, monkeypatch, QueueState(GONE))
+    assert (row.state, row.error) == ("failed", "no memory")
+
+
+def test_an_error_in_brackets_is_no_markup_and_a_long_one_is_cut(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.started().ended(FAILED, 4, "[/pair.cc:545] closed " + "x" * 1000)
+    row = shown(run, monkeypatch, QueueState(GONE))
+    assert len(row.error) < 250
+    console = Console(width=400, record=True, file=io.StringIO())
+    console.print(status.table([row]))
+    assert "[/pair.cc:545] closed" in console.export_text()
+
+
+def test_a_run_that_died_silently_shows_its_last_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.started().log("OSError: disk full\n")
+    row = shown(run, monkeypatch, QueueState(GONE))
+    assert (row.state, row.error) == ("not in the queue", "OSError: disk full")
+
+
+def test_a_finished_run_hides_old_errors(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.started().ended(RETRIED, 0, "bad luck").finish()
+    row = shown(run, monkeypatch, QueueState("COMPLETED"))
+    assert (row.state, row.error) == ("finished", "")
+
+
+def test_runs_without_a_job_are_shown_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "runs" / "by-torchrun"
+    write(path / "config.yaml", "rounds: 9\n")
+    monkeypatch.setattr(queue, "_squeue", lambda jobs: pytest.fail("nothing to ask for"))
+    (row,) = status.rows([path])
+    assert (row.state, row.job_id, row.rounds) == ("not submitted", "", "0/9")
+
+
+def test_the_status_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "140")
+    assert status.main([]) == 1
+    assert "no runs in runs/" in capsys.readouterr().err
+    Run(tmp_path).finish()
+    write(tmp_path / "runs" / ".arrays" / "x", "")
+    monkeypatch.setattr(queue, "slurm_states", lambda jobs: {})
+    assert status.main([]) == 0
+    output = capsys.readouterr().out
+    assert "digits-0123" in output
+    assert "arrays" not in output
+    assert status.main(["nowhere", "runs/digits-0123"]) == 1
+    assert "nowhere: is no run folder; allowed: folders with a config.yaml" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------ cancel
+
+
+def test_the_mark_is_there_before_the_signal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the job would take it for a preemption and go back into the queue."""
+    marked: list[bool] = []
+    monkeypatch.setattr(cancel, "queue_state", lambda record: QueueState("RUNNING"))
+    monkeypatch.setattr(queue, "run_command", lambda words: marked.append(run.files.is_cancelled("7")))
+    assert cancel.cancel(run.path) == f"{run.path}: job 7 cancelled"
+    assert marked == [True]
+
+
+def test_a_refused_scancel_leaves_no_mark(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(words: list[str]) -> str:
+        raise QueueError("Access/permission denied")
+
+    monkeypatch.setattr(cancel, "queue_state", lambda record: QueueState("RUNNING"))
+    monkeypatch.setattr(queue, "run_command", refuse)
+    assert cancel.main([str(run.path)]) == 1
+    assert "Access/permission denied" in capsys.readouterr().err
+    assert not run.files.is_cancelled("7")
+
+
+def test_what_has_ended_or_never_began_is_not_cancelled(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cancel, "queue_state", lambda record: QueueState(GONE))
+    assert cancel.cancel(run.path) == f"{run.path}: job 7 has already ended"
+    with pytest.raises(ValueError, match=r"was not submitted by launch.submit; allowed: run folders with a submission"):
+        cancel.cancel(tmp_path)
+
+
+def test_a_local_job_of_another_host_is_cancelled_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path, "local")
+    run.files.write_record(Record("7", "local", str(run.folder), 1, 1, "1h", "elsewhere", 0.0))
+    monkeypatch.setattr(os, "kill", lambda pid, number: pytest.fail("a process of this host was signalled"))
+    with pytest.raises(QueueError, match="the job was started on elsewhere; cancel it there"):
+        cancel.cancel(run.path)
+    assert not run.files.is_cancelled("7")
+
+
+def test_a_signal_is_named_in_both_notations() -> None:
+    assert aftermath._signal_of(137) == aftermath._signal_of(-signal.SIGKILL) == " (SIGKILL)"
+    assert aftermath._signal_of(1) == aftermath._signal_of(255) == ""
