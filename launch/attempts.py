@@ -61,8 +61,8 @@ def read(path: Path, job_id: str) -> list[Attempt]:
             if event["job_id"] != job_id:
                 continue
             if event["event"] == "start":
-                if found and found[-1].end_round is None:
-                    found[-1] = replace(found[-1], end_round=event["round"])
+                if found:  # it may have been killed, or have saved one more round after its account
+                    found[-1] = replace(found[-1], end_round=max(found[-1].end_round or 0, event["round"]))
                 found.append(Attempt(job_id, len(found) + 1, event["round"], event["time"], event.get("host", "")))
             elif found:
                 found[-1] = replace(

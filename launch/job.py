@@ -26,6 +26,7 @@ from submitit.helpers import Checkpointable, DelayedSubmission
 
 from launch import attempts, queue
 from launch.cluster import LAUNCHER_VARIABLES
+from launch.overdue import Overdue, patience
 from launch.record import SubmissionFolder
 
 EXIT_STOPPED = 75  # of fedspec_dist.main: stopped by a signal, with a checkpoint
@@ -42,6 +43,7 @@ class Rules:
     max_requeues: int
     time: str
     checkpoint_every: int
+    signal_before_s: int
 
 
 class Job(Checkpointable):
@@ -75,7 +77,12 @@ class Job(Checkpointable):
             account.start()
         if self.program == "doctor":
             return self._examine(account, task.global_rank)
+        overdue = Overdue(_last_stop, lambda name: self._when_overdue(account, name, requeue), self._patience)
+        if task.global_rank == 0 and self.where != "debug":
+            overdue.start()
         code, stopped_by = _run(_program("main"), with_plain_path(self.arguments))
+        if overdue.stop():
+            sys.exit(0)  # the scheduler is ending the job
         if task.global_rank:
             # Other ranks leave quietly: with --kill-on-bad-exit any other code would end rank 0 amid its requeue.
             if code in (0, EXIT_STOPPED):
@@ -92,13 +99,34 @@ class Job(Checkpointable):
     def _after_stop(self, account: _Account, stopped_by: str | None, requeue: Any) -> NoReturn:
         decision = account.decide(stopped_by, self.where)
         account.end(decision.outcome, decision.reason)
-        if decision.outcome != attempts.REQUEUED:
-            _leave(decision.reason)
         print(f"launch: {decision.reason}", file=sys.stderr, flush=True)
+        if decision.outcome != attempts.REQUEUED:
+            sys.exit(1)
         if decision.by_scheduler:
             sys.exit(0)
         requeue(signal.SIGUSR2, None)  # ends this process
         raise AssertionError("submitit's handler returned")
+
+    def _when_overdue(self, account: _Account, stopped_by: str, requeue: Any) -> bool:
+        """In another thread, while the run is still at it: what of the above cannot wait. False if all of it can."""
+        decision = account.decide(stopped_by, self.where)
+        if decision.outcome in (attempts.CANCELLED, attempts.STOPPED):
+            return False
+        reason = f"{decision.reason} (the run did not stop in time; it is still at a client)"
+        account.end(decision.outcome, reason)
+        print(f"launch: {reason}", file=sys.stderr, flush=True)
+        if decision.outcome == attempts.GAVE_UP:
+            os._exit(1)
+        if not decision.by_scheduler:
+            try:
+                requeue(signal.SIGUSR2, None)
+            except SystemExit as leaving:
+                if self.where == "local":  # its controller waits for this code
+                    os._exit(int(leaving.code or 0))
+        return True  # the run may still save its round before SLURM ends it
+
+    def _patience(self, signal_name: str) -> float:
+        return patience(signal_name, self.rules.signal_before_s)
 
     def _examine(self, account: _Account, rank: int) -> int:
         healthy = _program("doctor")(with_plain_path(self.arguments)) == 0
@@ -242,9 +270,9 @@ def _leave(reason: str) -> NoReturn:
 
 
 def _last_stop() -> str | None:
-    from fedspec_dist.distributed.watch import last_stop
-
-    return last_stop()
+    """What stopped the run, once there is a run: the module is not imported for the question."""
+    watch = sys.modules.get("fedspec_dist.distributed.watch")
+    return watch.last_stop() if watch is not None else None
 
 
 def _program(name: str) -> Callable[[Sequence[str]], int]:

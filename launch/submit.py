@@ -219,7 +219,8 @@ def _empty(run_folder: Path) -> None:
 def _job(files: SubmissionFolder, config: Config, cluster: str, doctor: bool) -> Any:
     from launch.job import Job, Rules
 
-    rules = Rules(config.cluster.max_requeues, config.cluster.time, config.checkpoint.every)
+    asked = config.cluster
+    rules = Rules(asked.max_requeues, asked.time, config.checkpoint.every, asked.signal_before_s)
     arguments = [str(files.config), *(["--debug"] if cluster == "debug" and not doctor else [])]
     return Job(files.run_folder, arguments, rules, cluster, "doctor" if doctor else "main")
 

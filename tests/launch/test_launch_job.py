@@ -7,13 +7,15 @@ import os
 import signal
 import socket
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launch import attempts, job, queue
+from launch import attempts, job, overdue, queue
 from launch.attempts import CANCELLED, FINISHED, GAVE_UP, REQUEUED, STOPPED
 from launch.job import Job, Rules, cause_of_sigterm, clean_environment, find_cause, with_plain_path
 from launch.record import SubmissionFolder
@@ -102,8 +104,9 @@ class Task:
         self.monkeypatch = monkeypatch
         self.files = SubmissionFolder(tmp_path / "run")
         self.where = where
-        self.rules = Rules(max_requeues=10, time="1h", checkpoint_every=5)
-        self.arguments: list[str] = []
+        self.rules = Rules(max_requeues=10, time="1h", checkpoint_every=5, signal_before_s=120)
+        self.requeues = 0
+        self.leaves_with: int | None = None  # of submitit's handler: an exit code, or None for `Requeued`
         for name in [name for name in os.environ if name.startswith(("SLURM_", "SUBMITIT_"))]:
             monkeypatch.delenv(name)
         self.set("SUBMITIT_EXECUTOR", "slurm")
@@ -120,6 +123,9 @@ class Task:
         previous = {number: signal.getsignal(number) for number in job._STOP_SIGNALS}
 
         def requeue(number: int, frame: object) -> None:
+            self.requeues += 1
+            if threading.current_thread() is not threading.main_thread():
+                raise SystemExit(self.leaves_with or -1)
             raise Requeued
 
         signal.signal(signal.SIGUSR2, requeue)
@@ -299,7 +305,7 @@ def test_a_job_can_be_pickled_by_reference() -> None:
     """The nodes import this module; they do not get a copy of it."""
     import cloudpickle
 
-    content = cloudpickle.dumps(Job(Path("run"), ["config.yaml"], Rules(1, "1h", 5), "slurm"))
+    content = cloudpickle.dumps(Job(Path("run"), ["config.yaml"], Rules(1, "1h", 5, 120), "slurm"))
     assert len(content) < 1000
     assert b"launch.job" in content
 
@@ -315,3 +321,101 @@ def test_a_line_of_json_is_whole(tmp_path: Path) -> None:
     (line,) = (tmp_path / "a").read_text().splitlines()
     assert json.loads(line)["reason"] == "två\nlines"
     assert sys.getsizeof(line) < 500
+
+
+# ------------------------------------------------------------------------------------------ a run that does not stop
+
+
+@pytest.fixture
+def impatient(task: Task, monkeypatch: pytest.MonkeyPatch) -> Task:
+    monkeypatch.setattr(overdue, "_POLL_S", 0.01)
+    monkeypatch.setattr(job, "patience", lambda name, before: 0.05)
+    return task
+
+
+def busy(until: Callable[[], object]) -> Callable[[Sequence[str]], int]:
+    """A run in the middle of a long client; it ends as a stopped one once `until` holds."""
+
+    def main(arguments: Sequence[str]) -> int:
+        deadline = time.monotonic() + 10
+        while not until() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return 75
+
+    return main
+
+
+def test_a_run_that_does_not_stop_in_time_is_put_back_meanwhile(impatient: Task) -> None:
+    task = impatient
+    stopped_by(task.monkeypatch, "SIGUSR2")
+    assert task.run(busy(lambda: task.history()[-1].outcome)) == "exit 0"
+    (attempt,) = task.history()
+    assert attempt.outcome == REQUEUED
+    assert "the run did not stop in time" in attempt.reason
+    assert task.requeues == 1
+
+
+def test_a_round_that_is_saved_after_all_counts(impatient: Task) -> None:
+    task = impatient
+    stopped_by(task.monkeypatch, "SIGUSR2")
+    assert task.run(busy(lambda: task.history()[-1].outcome)) == "exit 0"
+    task.saved(1)
+    assert task.run(busy(lambda: task.history()[-1].outcome)) == "exit 0"
+    assert task.history()[0].made_progress
+
+
+def test_a_cancelled_run_has_all_the_time_that_it_gets(impatient: Task) -> None:
+    task = impatient
+    stopped_by(task.monkeypatch, "SIGTERM")
+    task.monkeypatch.setattr(queue, "job_fields", lambda job_id: SCANCEL)
+    started = time.monotonic()
+    assert task.run(busy(lambda: time.monotonic() > started + 0.5)) == "exit 1"
+    assert [attempt.outcome for attempt in task.history()] == [CANCELLED]
+    assert task.requeues == 0
+
+
+def test_a_requeue_by_the_scheduler_is_noted_meanwhile(impatient: Task) -> None:
+    task = impatient
+    stopped_by(task.monkeypatch, "SIGTERM")
+    task.monkeypatch.setattr(queue, "job_fields", lambda job_id: SCONTROL_REQUEUE)
+    assert task.run(busy(lambda: task.history()[-1].outcome)) == "exit 0"
+    assert [attempt.outcome for attempt in task.history()] == [REQUEUED]
+    assert task.requeues == 0
+
+
+def test_a_run_that_can_never_stop_in_time_is_given_up(impatient: Task) -> None:
+    task = impatient
+    stopped_by(task.monkeypatch, "SIGUSR2")
+    attempts.add_start(task.files.attempts, "7", 0, "node1")
+    attempts.add_end(task.files.attempts, "7", 0, REQUEUED, "")
+    codes: list[int] = []
+    task.monkeypatch.setattr(os, "_exit", codes.append)
+    task.run(busy(lambda: codes))
+    assert codes == [1]
+    assert task.history()[1].outcome == GAVE_UP
+
+
+def test_a_local_job_is_started_again_by_its_exit_code(impatient: Task) -> None:
+    task = impatient
+    task.where = "local"
+    task.set("SUBMITIT_EXECUTOR", "local")
+    task.set("SUBMITIT_LOCAL_JOB_ID", "7")
+    stopped_by(task.monkeypatch, "SIGUSR2")
+    task.leaves_with = 144
+    codes: list[int] = []
+    task.monkeypatch.setattr(os, "_exit", codes.append)
+    task.run(busy(lambda: codes))
+    assert codes == [144]
+
+
+def test_patience_depends_on_what_came() -> None:
+    assert overdue.patience("SIGTERM", 120) == 3
+    assert overdue.patience("SIGUSR2", 120) == 100
+    assert overdue.patience("SIGUSR2", 10) == 5
+
+
+def test_no_signal_no_act() -> None:
+    thread = overdue.Overdue(lambda: None, lambda name: pytest.fail("acted"), lambda name: 0.0)
+    thread.start()
+    time.sleep(0.1)
+    assert thread.stop() is False
