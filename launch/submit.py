@@ -7,26 +7,21 @@ Nothing here imports torch. The config is checked before anything is submitted; 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import json
-import os
 import shlex
 import shutil
-import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedspec_dist.config import Config, ConfigError, load, minutes
+from fedspec_dist.config import Config, ConfigError, load
 from launch import queue
 from launch.cluster import (
     CLUSTERS,
-    LAUNCHER_VARIABLES,
     Layout,
     check,
     check_path,
@@ -36,13 +31,9 @@ from launch.cluster import (
 )
 from launch.follow import follow_and_report, outcome, queue_state
 from launch.record import Record, SubmissionFolder, new_name, write, write_runs
+from launch.start import ROOT, SubmitError, run_here, sbatch, start_here
 
-ROOT = Path(__file__).resolve().parents[1]
 EXIT_USAGE = 2
-
-
-class SubmitError(RuntimeError):
-    """The job was not submitted; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +76,12 @@ def submit(
     job = _job(files, config, cluster, doctor)
     write_runs(folder, [files.run_folder])
     if cluster == "debug":
-        return _run_here(files, folder, job)
+        job_id, log, code = run_here(folder, job)
+        return Submission(files.run_folder, cluster, job_id, log, code)
     if cluster == "local":
-        job_id = _start_here(folder, config, layout, job, time_limit)
+        job_id = start_here(folder, config, layout, job, time_limit)
     else:
-        (job_id,) = _sbatch(folder, config, config.name, after, [job])
+        (job_id,) = sbatch(folder, config, config.name, after, [job])
     return _submitted(files, folder, job_id, cluster, config, layout)
 
 
@@ -116,7 +108,7 @@ def submit_array(
         _prepare(files, config, arguments, "slurm", fresh=False)
     jobs = [_job(files, config, "slurm", doctor=False) for files, config in zip(all_files, configs, strict=True)]
     write_runs(folder, [files.run_folder for files in all_files])
-    job_ids = _sbatch(folder, configs[0], name, after, jobs)
+    job_ids = sbatch(folder, configs[0], name, after, jobs)
     return [
         _submitted(files, folder, job_id, "slurm", config, layout)
         for files, job_id, config in zip(all_files, job_ids, configs, strict=True)
@@ -223,76 +215,6 @@ def _job(files: SubmissionFolder, config: Config, cluster: str, doctor: bool) ->
     rules = Rules(asked.max_requeues, asked.time, config.checkpoint.every, asked.signal_before_s)
     arguments = [str(files.config), *(["--debug"] if cluster == "debug" and not doctor else [])]
     return Job(files.run_folder, arguments, rules, cluster, "doctor" if doctor else "main")
-
-
-def _sbatch(folder: Path, config: Config, name: str, after: str | None, jobs: Sequence[Any]) -> list[str]:
-    from submitit import SlurmExecutor
-    from submitit.core.utils import FailedJobError, FailedSubmissionError
-
-    if shutil.which("sbatch") is None:
-        raise SubmitError("there is no sbatch on this machine: submit from a login node, or use --cluster local")
-    executor = SlurmExecutor(folder, max_num_timeout=config.cluster.max_requeues)
-    setup = setup_lines(sys.executable, ROOT, folder)
-    executor.update_parameters(**sbatch_parameters(config.cluster, name, setup, after, array=len(jobs) > 1))
-    try:
-        with clean_environment(), contextlib.redirect_stderr(io.StringIO()):  # submitit shows what it also raises
-            submitted = executor.submit_array(list(jobs)) if len(jobs) > 1 else [executor.submit(jobs[0])]
-    except (FailedJobError, FailedSubmissionError) as error:
-        raise SubmitError(
-            f"{_sentence(str(error))}. Look at --dry-run; what this cluster has, sinfo and "
-            "sacctmgr show associations tell"
-        ) from error
-    return [job.job_id for job in submitted]
-
-
-def _sentence(text: str) -> str:
-    return f"the job was refused: {'; '.join(line.strip() for line in text.splitlines() if line.strip())}"
-
-
-@contextlib.contextmanager
-def clean_environment() -> Iterator[None]:
-    """sbatch copies the environment: of a surrounding job or launcher nothing must get into the new one."""
-    inside = "SLURM_JOB_ID" in os.environ
-    stale = {
-        name: value
-        for name, value in os.environ.items()
-        if name in LAUNCHER_VARIABLES
-        or name.startswith("SUBMITIT_")
-        or (inside and name.startswith(("SLURM_", "SLURMD_", "SRUN_")) and name != "SLURM_CONF")
-    }
-    for name in stale:
-        del os.environ[name]
-    try:
-        yield
-    finally:
-        os.environ.update(stale)
-
-
-def _start_here(folder: Path, config: Config, layout: Layout, job: Any, time_limit: bool) -> str:
-    from launch.local import NO_LIMIT_MINUTES, DetachedExecutor, local_variables
-
-    executor = DetachedExecutor(folder, max_num_timeout=config.cluster.max_requeues)
-    executor.update_parameters(
-        tasks_per_node=layout.ranks,
-        timeout_min=minutes(config.cluster.time) if time_limit else NO_LIMIT_MINUTES,
-        signal_delay_s=config.cluster.signal_before_s,
-        variables=local_variables(os.environ, ROOT, config.cluster.gpus_per_node),
-    )
-    return executor.submit(job).job_id
-
-
-def _run_here(files: SubmissionFolder, folder: Path, job: Any) -> Submission:
-    from submitit import DebugExecutor
-
-    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)}
-    executor = DebugExecutor(folder)
-    submitted = executor.submit(job)
-    try:
-        code = submitted.result()
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-    return Submission(files.run_folder, "debug", submitted.job_id, submitted.paths.stdout, code)
 
 
 def _submitted(

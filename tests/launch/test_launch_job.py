@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from launch import attempts, job, overdue, queue
+from launch import attempts, cause, job, overdue, queue
 from launch.attempts import CANCELLED, FINISHED, GAVE_UP, REQUEUED, STOPPED
-from launch.job import Job, Rules, cause_of_sigterm, clean_environment, find_cause, with_plain_path
+from launch.cause import cause_of_sigterm, find_cause
+from launch.job import Job, Rules, clean_environment, with_plain_path
 from launch.record import SubmissionFolder
 
 # As `scontrol show job` of SLURM 22.05 answered inside jobs that had just got SIGTERM.
@@ -73,7 +74,7 @@ def test_what_a_signal_asks_for(signal_name: str, cancelled: bool, where: str, o
 def test_a_scheduler_that_says_nothing_at_first_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[dict[str, str]] = [{}, AT_LIMIT]
     monkeypatch.setattr(queue, "job_fields", lambda job_id: answers.pop(0))
-    monkeypatch.setattr(job, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(cause, "_PAUSE_S", 0.0)
     assert find_cause("SIGTERM", False, "slurm", "7", {}).outcome == REQUEUED
 
 
@@ -82,7 +83,7 @@ def test_without_an_answer_the_job_is_left_stopped(monkeypatch: pytest.MonkeyPat
         raise queue.QueueError("slurmctld is down")
 
     monkeypatch.setattr(queue, "job_fields", silent)
-    monkeypatch.setattr(job, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(cause, "_PAUSE_S", 0.0)
     found = find_cause("SIGTERM", False, "slurm", "7", {})
     assert found.outcome == STOPPED
     assert found.reason == (
