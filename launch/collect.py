@@ -11,6 +11,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from launch.axes import Run, as_override
 from launch.outcomes import DIVERGED, FAILED, FINISHED, PENDING
@@ -145,22 +146,23 @@ def state_tables(study: Study, states: Mapping[Path, str]) -> list[Table]:
         counts = Counter(state(run) for run in unique([*item.tuning, *item.final]))
         shown = ", ".join(f"{number} {name}" for name, number in counts.most_common())
         if study.sweep.tune is None:
-            cases.add_row(str(item.case), shown, "", "")
+            cases.add_row(Text(str(item.case)), shown, "", "")
             continue
         _, points, optimum = _verdict_cells(item, study.sweep.tune.sign)
-        cases.add_row(f"{item.case}", shown, points, optimum)
-    runs = Table("run", "state", "round", "accuracy", "error or folder")
+        cases.add_row(Text(str(item.case)), shown, points, Text(optimum))
+    runs = Table("run", "state", "round", "accuracy")
+    runs.add_column("error or folder", overflow="fold")
     for run in study.known():
         if (name := state(run)) in (FINISHED, PENDING):
             continue
         outcome = study.outcome(run)
         accuracy = outcome.last("test_accuracy")
         runs.add_row(
-            str(run),
+            Text(str(run)),
             name,
             f"{outcome.round}/{run.config.rounds}",
             "" if accuracy is None else f"{accuracy:.4f}",
-            outcome.error.splitlines()[-1] if name in (FAILED, DIVERGED) and outcome.error else str(run.folder),
+            Text(outcome.error.splitlines()[-1] if name in (FAILED, DIVERGED) and outcome.error else str(run.folder)),
         )
     return [cases, runs] if runs.row_count else [cases]
 

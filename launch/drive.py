@@ -16,7 +16,7 @@ from launch import pool, queue
 from launch.axes import Run
 from launch.cluster import check, sbatch_parameters, sbatch_text, setup_lines
 from launch.collect import one_line, write_report
-from launch.outcomes import CONSOLE, QUEUED, RUNNING
+from launch.outcomes import CONSOLE, DIVERGED, FINISHED, QUEUED, RUNNING
 from launch.record import SubmissionFolder
 from launch.study import Study
 from launch.submit import ROOT, Submission, submit_array
@@ -50,7 +50,7 @@ def queue_states(runs: Iterable[Run]) -> dict[Path, str]:
 def run_here(study: Study, ranks: int, max_ranks: int | None) -> int:
     """All runs, so many ranks at once; the exit code."""
     gpus = pool.visible_gpus(os.environ)
-    limit = max_ranks or len(gpus) or len(os.sched_getaffinity(0))
+    limit = max_ranks or len(gpus) or _num_cpus()
     if ranks > limit:
         raise ConfigError(f"--ranks: got {ranks}, more than the {limit} at once; give --max-ranks {ranks} to allow it")
     with stop_signals() as stopped:
@@ -59,6 +59,11 @@ def run_here(study: Study, ranks: int, max_ranks: int | None) -> int:
             print("stopped; the same command goes on", file=sys.stderr)
             return EXIT_STOPPED
     return EXIT_FAILED if failed else 0
+
+
+def _num_cpus() -> int:
+    """Those that this process may use, where the system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _drive(study: Study, working: pool.Pool, stopped: Callable[[], int]) -> int:
@@ -71,8 +76,11 @@ def _drive(study: Study, working: pool.Pool, stopped: Callable[[], int]) -> int:
     try:
         while (waiting or working.working) and not stopped():
             while waiting and working.has_room():
-                tried.add(waiting[0].folder)
-                working.start(waiting.pop(0))
+                run = waiting.pop(0)
+                tried.add(run.folder)
+                # Another sweep of the same runs may have been faster.
+                if study.outcome(run).state not in (FINISHED, DIVERGED, RUNNING):
+                    working.start(run)
             for run, code in working.ended():
                 ended += 1
                 failed += _report(study, run, code)
@@ -150,7 +158,7 @@ def run_on_slurm(study: Study, wait: bool, submit: Callable[..., list[Submission
                 submissions = submit([(run.config, run.arguments) for run in runs], name=study.sweep.name)
                 tried |= {run.folder for run in runs}
                 first = submissions[0]
-                say(f"job array {first.job_id.split('_')[0]}: {len(runs)} runs; logs in {first.log.parent}")
+                say(f"job {first.job_id.split('_')[0]}: {len(runs)} runs; logs in {first.log.parent}")
             elif not queued:
                 break
             if not wait:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from fedspec_dist.config import ConfigError
 from launch.axes import Case, Run, Sweep
@@ -91,5 +92,8 @@ class Study:
 
 
 def unique(runs: Iterable[Run]) -> list[Run]:
-    """Each run folder once."""
-    return list({run.folder: run for run in runs}.values())
+    """Each run folder once, by the first run that has it."""
+    first: dict[Path, Run] = {}
+    for run in runs:
+        first.setdefault(run.folder, run)
+    return list(first.values())

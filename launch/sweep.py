@@ -41,6 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(study: Study, options: argparse.Namespace) -> int:
+    if options.cluster == "slurm" and (options.ranks or options.max_ranks):
+        raise ConfigError(
+            "--ranks, --max-ranks: are for --cluster local; for SLURM give cluster.ranks_per_node=N or "
+            "cluster.gpus_per_node=N, and cluster.array_parallelism=N for the runs at once"
+        )
     if options.dry_run:
         _show_plan(study, options)
     elif options.status:
@@ -49,11 +54,11 @@ def _run(study: Study, options: argparse.Namespace) -> int:
             console.print(table)
     elif options.collect is not None:
         _collect(study, options.collect)
-    elif options.cluster == "slurm":
-        return run_on_slurm(study, options.wait)
     else:
-        code = run_here(study, options.ranks, options.max_ranks)
-        print(summary(study), end="")
+        on_slurm = options.cluster == "slurm"
+        code = run_on_slurm(study, options.wait) if on_slurm else run_here(study, options.ranks or 1, options.max_ranks)
+        if options.wait or not on_slurm:
+            say(summary(study).rstrip())
         return code
     return 0
 
@@ -68,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("sweep", type=Path, metavar="SWEEP.yaml")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="for all runs")
     parser.add_argument("--cluster", choices=("local", "slurm"), default="local")
-    parser.add_argument("--ranks", type=_count, default=1, help="local: ranks of each run (1)")
+    parser.add_argument("--ranks", type=_count, help="local: ranks of each run (1)")
     parser.add_argument("--max-ranks", type=_count, help="local: ranks at once (the GPUs, else the CPUs)")
     parser.add_argument("--wait", action="store_true", help="slurm: until all is done, tuning and seeds included")
     what = parser.add_mutually_exclusive_group()
@@ -88,7 +93,7 @@ def _show_plan(study: Study, options: argparse.Namespace) -> None:
     """A line for each run that would be started now, as it can be typed; for SLURM the text for sbatch too."""
     waiting = study.waiting()
     for run in waiting:
-        say(f"# {study.outcome(run).state}: {run}\n{shlex.join(pool.command(run, options.ranks))}")
+        say(f"# {study.outcome(run).state}: {run}\n{shlex.join(pool.command(run, options.ranks or 1))}")
     later = "; more when the tuning has results" if study.sweep.tune is not None else ""
     say(f"# {len(waiting)} of {len(study.known())} runs to do{later}")
     if options.cluster == "slurm" and (text := slurm_plan(study)):

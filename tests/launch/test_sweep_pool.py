@@ -14,7 +14,7 @@ import pytest
 
 from launch import drive, pool
 from launch.axes import Run, load_sweep
-from launch.outcomes import Outcomes
+from launch.outcomes import Outcome, Outcomes
 from launch.pool import Pool, command, environment, least_used, visible_gpus
 from launch.study import Study
 from launch.submit import Submission
@@ -145,6 +145,21 @@ def test_a_run_of_another_job_is_left_to_it(
     )
 
 
+def test_a_run_that_another_sweep_has_begun_meanwhile_is_not_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program(monkeypatch, FINISH)
+    study = study_of(tmp_path)
+    first, second, third = study.waiting()
+    read = study.outcome
+    monkeypatch.setattr(
+        study, "outcome", lambda run: Outcome("running") if run == second and read(first).complete else read(run)
+    )
+    assert drive.run_here(study, 1, 1) == 0
+    assert not second.folder.exists()
+    assert read(third).complete
+
+
 SWEEPING = """
 import sys
 from pathlib import Path
@@ -271,7 +286,7 @@ def test_all_runs_are_one_job_array_and_are_not_submitted_twice(
     study = study_of(tmp_path)
     assert drive.run_on_slurm(study, wait=False, submit=cluster.submit) == 0
     assert [len(array) for array in cluster.arrays] == [3]
-    assert "job array 1: 3 runs" in capsys.readouterr().out
+    assert "job 1: 3 runs" in capsys.readouterr().out
     assert drive.run_on_slurm(study, wait=False, submit=cluster.submit) == 0
     assert len(cluster.arrays) == 1
     assert "3 runs were in the queue before" in capsys.readouterr().out
@@ -329,6 +344,8 @@ def test_the_command_shows_its_plan(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert said.endswith("# 3 of 3 runs to do\n")
     assert main([path, "--collect", str(tmp_path / "x.md")]) == 2
     assert "the means go to an .md beside it" in capsys.readouterr().err
+    assert main([path, "--cluster", "slurm", "--ranks", "2"]) == 2
+    assert "--ranks, --max-ranks: are for --cluster local" in capsys.readouterr().err
     assert main([path, "roundz=1"]) == 2
     assert "config error: " in capsys.readouterr().err
     assert main([path, f"output={tmp_path}", "--collect", str(tmp_path / "sub" / "x.csv")]) == 0

@@ -133,6 +133,8 @@ def test_a_run_at_work_is_seen_by_its_lock_which_stays_untouched(tmp_path: Path)
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert read_outcome(tmp_path).state == "running"
         assert read_outcome(tmp_path).state == "running", "asking took no lock"
+        (tmp_path / ".lock").write_text("process 1 on another-host\n")
+        assert read_outcome(tmp_path).state == "unfinished", "a file of that number, but not of this host's process"
     assert read_outcome(tmp_path).state == "unfinished"
 
 
@@ -225,7 +227,7 @@ def test_growth_asks_the_config_for_bounds(tmp_path: Path) -> None:
 
 def test_equal_runs_of_two_methods_run_once(tmp_path: Path) -> None:
     study = study_of(tmp_path, "methods: {a: , b: {overrides: [local.momentum=0.0]}}")
-    assert shown(study.waiting()) == ["b seed=0"]
+    assert shown(study.waiting()) == ["a seed=0"]
     finish(study.waiting()[0], 0.7)
     assert study.waiting() == []
     assert summary(study).count("0.7000") == 2
@@ -319,3 +321,15 @@ def test_status_names_states_and_errors(tmp_path: Path) -> None:
     assert "1 diverged" in text
     assert "1 queued" in text
     assert 'a "quoted", line' in text
+
+
+def test_status_shows_brackets_as_they_are(tmp_path: Path) -> None:
+    study = study_of(tmp_path, 'methods: {"[/x]": {axes: {list: [{"phases": [{rounds: 2}]}]}}}')
+    (run,) = study.waiting()
+    write_log(run.folder, at(1, "DEBUG", "rank 0 of 1 on host, cpu"), at(2, "ERROR", "no [/bold] left"))
+    console = Console(width=250, record=True, file=io.StringIO())
+    for table in state_tables(study, {}):
+        console.print(table)
+    text = console.export_text()
+    assert '[/x] phases=[{"rounds": 2}] seed=0' in text
+    assert "no [/bold] left" in text
