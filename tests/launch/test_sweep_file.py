@@ -13,6 +13,8 @@ from fedspec_dist.config import ConfigError
 from fedspec_dist.overrides import split
 from launch.axes import Run, as_override, load_sweep
 
+ROOT = Path(__file__).parents[2]
+
 
 def sweep_of(folder: Path, text: str, *more: str) -> list[Run]:
     path = folder / "study.yaml"
@@ -232,6 +234,7 @@ def test_the_names_of_keys_that_only_place_a_run_may_differ(tmp_path: Path) -> N
     assert len({run.folder for run in runs}) == 2
 
 
-@pytest.mark.parametrize("path", sorted(Path("configs/sweeps").glob("*.yaml")), ids=lambda path: path.stem)
-def test_the_sweeps_of_the_repository_are_valid(path: Path) -> None:
+@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "sweeps").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_sweeps_of_the_repository_are_valid(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
     assert load_sweep(path).cases
