@@ -97,12 +97,15 @@ def check(config: Config, where: str) -> Layout:
             "cannot share a GPU between ranks; ask for as many GPUs, or set runtime.backend=gloo"
         )
     if where == "slurm":
-        _check_signal(cluster)
+        check_signal(cluster)
         _extra(cluster)
     return shape
 
 
-def _check_signal(cluster: Cluster) -> None:
+def check_signal(cluster: Cluster) -> None:
+    """Raises:
+    ConfigError: the signal before the time limit would come as soon as the job starts.
+    """
     seconds = minutes(cluster.time) * 60
     if cluster.signal_before_s > seconds - _CHECK_S:
         raise ConfigError(
@@ -188,7 +191,7 @@ def setup_lines(python: str, root: Path, folder: Path) -> list[str]:
         f"unset {' '.join(LAUNCHER_VARIABLES)}",
         "ended=0",
         "trap 'ended=1' TERM",
-        f'account() {{ code=$?; trap - EXIT; {account}; exit "$code"; }}',
+        f'account() {{ code=$?; {account}; exit "$code"; }}',
         "trap account EXIT",
     ]
 

@@ -25,6 +25,7 @@ from launch.cluster import (
     Layout,
     check,
     check_path,
+    check_signal,
     sbatch_parameters,
     sbatch_text,
     setup_lines,
@@ -68,6 +69,8 @@ def submit(
         SubmitError: the run is in the queue already, or the scheduler refused.
     """
     layout = check(config, cluster)
+    if cluster == "local" and time_limit:
+        check_signal(config.cluster)
     if after is not None and cluster != "slurm":
         raise ConfigError(f"--after: got {after!r}, but --cluster {cluster} has no queue; allowed: --cluster slurm")
     files = _files(config, doctor)

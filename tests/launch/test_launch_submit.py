@@ -140,6 +140,7 @@ def test_outside_a_job_the_users_slurm_settings_stay(cluster: Path, monkeypatch:
         (["--extra", "=x"], "--extra: got '=x'; give key=value"),
         (["a.yaml", "b.yaml"], "one config file, got a.yaml, b.yaml; an override is key=value"),
         (["--cluster", "local", "--after", "3"], "--after: got '3', but --cluster local has no queue"),
+        (["--cluster", "local", "--time", "2m"], "cluster.signal_before_s: got 120 with cluster.time 2m"),
         (["output=50%"], "cannot stand in the path of a submitted run"),
         (["--extra", "output=x"], "cluster.extra.output: is set by launch.submit itself"),
     ],
