@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-import yaml
 
 from fedspec_dist.config import Config, ConfigError, load
 from launch import attempts, follow, submit
@@ -58,9 +57,9 @@ def test_a_submitted_run_has_everything_in_its_folder(cluster: Path, capsys: pyt
     output = capsys.readouterr().out
     for part in ("77", str(folder), str(record.log()), "python -m launch.follow", "python -m launch.cancel"):
         assert part in output
-    resolved = yaml.safe_load(files.config.read_text())
-    assert (resolved["rounds"], resolved["cluster"]["gpus_per_node"], resolved["cluster"]["time"]) == (3, 2, "12:00:00")
-    assert load(files.config).run_folder().absolute() == folder
+    resolved = load(files.config)
+    assert (resolved.rounds, resolved.cluster.gpus_per_node, resolved.cluster.time) == (3, 2, "12:00:00")
+    assert resolved.run_folder().absolute() == folder
     assert "python -m fedspec_dist.main rounds=3 cluster.gpus_per_node=2" in files.command.read_text()
     assert isinstance(read_json(files.git), dict)
     assert "#SBATCH --time=720" in cluster.read_text()
