@@ -16,8 +16,16 @@ from typing import Any
 from tests.cluster.slurm_cluster import CHECKOUT
 
 TINY = ("rounds=2", "local.epochs=1")
-# Long enough to be stopped on its way, on busy cores and on idle ones.
-LONG = ("rounds=60", "local.epochs=2", "checkpoint.every=10")
+NUM_ROUNDS = 12
+# With a pause before each client, so that it can be stopped on its way, on busy cores and on idle ones.
+LONG = (
+    "plugins=[tests.cluster.unhurried]",
+    "local.algorithm=unhurried",
+    f"rounds={NUM_ROUNDS}",
+    "local.epochs=1",
+    "checkpoint.every=1",
+)
+PAUSE = {"FEDSPEC_TEST_PAUSE_S": "0.2"}
 
 
 def folder_of(folder: Path) -> Path:

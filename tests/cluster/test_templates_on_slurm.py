@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.runs import LONG, TINY, environment_of, model_of, rounds_of, undisturbed, until
+from tests.cluster.runs import LONG, NUM_ROUNDS, PAUSE, TINY, environment_of, model_of, rounds_of, undisturbed, until
 from tests.cluster.slurm_cluster import Cluster
 
 pytestmark = pytest.mark.cluster
@@ -23,7 +23,7 @@ def submit(slurm: Cluster, folder: Path, name: str, *words: str) -> str:
     folder.mkdir(exist_ok=True)
     text = slurm.run(sys.executable, "-m", "launch.templates", name, *words, folder=folder).stdout
     (folder / "job.sbatch").write_text(text)
-    return slurm.submit("job.sbatch", folder=folder, **STALE)
+    return slurm.submit("job.sbatch", folder=folder, **STALE, **PAUSE)
 
 
 def log_of(folder: Path, job: str) -> str:
@@ -54,7 +54,7 @@ def test_two_nodes_stopped_by_the_signal_start_again_with_the_same_bits(
     log = finish(slurm, tmp_path, job)
     assert "stopped with a checkpoint: the job goes back into the queue" in log
     assert environment_of(tmp_path)["ranks"] == ["node1 cpu", "node2 cpu"]
-    assert 2 <= environment_of(tmp_path)["resumed_after_round"] < 60, log
+    assert 2 <= environment_of(tmp_path)["resumed_after_round"] < NUM_ROUNDS, log
     assert model_of(tmp_path) == undisturbed(LONG)
 
 
@@ -71,6 +71,6 @@ def test_an_array_of_which_one_run_is_stopped(slurm: Cluster, tmp_path: Path) ->
     slurm.run("scancel", "--batch", "--signal=USR2", f"{job}_1")
     slurm.wait_for(f"{job}_1", "FAILED")
     slurm.wait_for(f"{job}_0", "COMPLETED")
-    assert rounds(0) == 60
-    assert rounds(1) < 60
+    assert rounds(0) == NUM_ROUNDS
+    assert rounds(1) < NUM_ROUNDS
     assert "after 0 new starts for good: submit it again to go on" in log_of(tmp_path, job)
