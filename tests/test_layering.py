@@ -37,6 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "tracking": set(),
     "rounds": BASE | {"data", "models", "tasks", "filters", "fisher", "clients", "server", "distributed", "tracking"},
     "main": BASE | {"rounds", "distributed", "tracking"},
+    "doctor": {"config", "methods", "data", "distributed", "tracking"},
 }
 MATHS = ("cohort", "filters", "fisher", "tasks", "models", "server", "clients")
 MODULES = sorted(path for path in PACKAGE.rglob("*.py"))

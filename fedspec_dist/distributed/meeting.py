@@ -65,6 +65,7 @@ def clear(folder: Path, attempt: str) -> None:
     with contextlib.suppress(OSError):
         file.unlink()
         file.parent.rmdir()  # fails while other starts' files are there
+        folder.rmdir()  # and this one where there is a run
 
 
 def _host(
@@ -165,6 +166,11 @@ def _ephemeral() -> tuple[int, int]:
     except (OSError, ValueError):
         return 32768, 60999
     return first, last
+
+
+def is_ephemeral(port: int) -> bool:
+    first, last = _ephemeral()
+    return first <= port <= last
 
 
 def _ports_outside(ephemeral: tuple[int, int]) -> Sequence[int]:

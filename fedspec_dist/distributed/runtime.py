@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from fedspec_dist.distributed.collectives import CollectiveError, Collectives, ProcessGroup, SingleProcess
 from fedspec_dist.distributed.devices import choose_backend, choose_device
-from fedspec_dist.distributed.environment import Environment
+from fedspec_dist.distributed.environment import Environment, LaunchError
 from fedspec_dist.distributed.joining import come_together
 from fedspec_dist.distributed.memory import keep_freed_memory
 from fedspec_dist.distributed.rendezvous import part_of
@@ -130,14 +130,20 @@ def _process_group(
     gpu = _unique_name(device) if backend == "nccl" else ""
     store, start = come_together(environment, settings.timeout_s, settings.interface, folder, gpu)
     rank, num_ranks = environment.rank, environment.num_ranks
-    dist.init_process_group(
-        backend,
-        store=part_of(store, start),
-        rank=rank,
-        world_size=num_ranks,
-        timeout=timedelta(seconds=settings.timeout_s),
-        device_id=device if backend == "nccl" else None,
-    )
+    try:
+        dist.init_process_group(
+            backend,
+            store=part_of(store, start),
+            rank=rank,
+            world_size=num_ranks,
+            timeout=timedelta(seconds=settings.timeout_s),
+            device_id=device if backend == "nccl" else None,
+        )
+    except RuntimeError as error:
+        raise LaunchError(
+            f"rank {rank} on {environment.host}: all ranks are there, but {backend} does not connect them ({error}). "
+            "Name the network interface between the hosts with runtime.interface=NAME"
+        ) from error
     collectives = ProcessGroup(device if backend == "nccl" else torch.device("cpu"))
     connection = part_of(store, start, "watch")
     connection.set_timeout(timedelta(seconds=_STORE_TIMEOUT_S))

@@ -1,0 +1,5 @@
+import sys
+
+from fedspec_dist.doctor import main
+
+sys.exit(main())
