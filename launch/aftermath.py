@@ -44,7 +44,7 @@ def settle(files: SubmissionFolder, folder: Path, job_id: str, code: int, ended:
         return "", False
     settings = failures_allowed(files)
     failures = sum(attempt.outcome in (attempts.FAILED, attempts.RETRIED) for attempt in history) + 1
-    reason = explain(files, folder, job_id, code)
+    reason = explain(files, folder, job_id, code, history[-1].started if history else 0.0)
     again = failures <= settings
     outcome = attempts.RETRIED if again else attempts.FAILED
     attempts.add_end(files.attempts, job_id, files.rounds_saved(), outcome, reason)
@@ -64,11 +64,11 @@ def failures_allowed(files: SubmissionFolder) -> int:
         return 0
 
 
-def explain(files: SubmissionFolder, folder: Path, job_id: str, code: int) -> str:
+def explain(files: SubmissionFolder, folder: Path, job_id: str, code: int, started: float) -> str:
     """The run's own last error, else what srun said of its tasks, else the exit code."""
     log = folder / f"{job_id}_0_log.out"
     tasks = srun_errors(log)
-    said = last_error(files.run_folder, sorted(folder.glob(f"{job_id}_*_log.out")))
+    said = last_error(files.run_folder, sorted(folder.glob(f"{job_id}_*_log.out")), started)
     parts = [f"the job failed with exit code {code}{_signal_of(code)}", *tasks[:3], *([said] if said else [])]
     if code == -9 or any("Killed" in line or "Out Of Memory" in line for line in tasks):
         parts.append("a task was killed from outside: if nobody did, it was out of memory (--mem-gb)")

@@ -73,6 +73,12 @@ def read(path: Path, job_id: str) -> list[Attempt]:
     return found
 
 
+def last_start(path: Path, job_id: str) -> float:
+    """In seconds since 1970, 0 for a job that never came so far."""
+    found = read(path, job_id)
+    return found[-1].started if found else 0.0
+
+
 def add_start(path: Path, job_id: str, saved_round: int, host: str) -> None:
     _append(path, {"event": "start", "job_id": job_id, "round": saved_round, "host": host})
 

@@ -76,7 +76,7 @@ def wait(
             if known is not None and (known.finished or time.monotonic() - ended_at > min(2.0, settle_s)):
                 break
             if time.monotonic() - ended_at > settle_s:
-                said = last_error(run_folder, record.logs())
+                said = last_error(run_folder, record.logs(), attempts.last_start(files.attempts, record.job_id))
                 known = Outcome(False, f"ended without an account of it{f': {said}' if said else ''}")
                 break
         else:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
 _TAIL_BYTES = 64 * 1024
 # log/rank-N.log has times and levels; the console's lines begin with the rank, or with what went wrong.
-_LOGGED = re.compile(r"^\d{4}-\d\d-\d\d \S+ (?:ERROR|CRITICAL) \S+: (.*)")
+_LOGGED = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\S* (?:ERROR|CRITICAL) \S+: (.*)")
 _SHOWN = re.compile(r"^(?:\[rank \d+\] )?(?:config )?error: (.*)")
 _RAISED = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*")
 _SRUN = re.compile(r"^(?:srun|slurmstepd\S*): error: (.*)")
@@ -24,15 +25,18 @@ def tail(path: Path) -> list[str]:
         return []
 
 
-def last_error(run_folder: Path, job_logs: Iterable[Path]) -> str:
-    """The last line of the run's own logs, else of the job's, that says what went wrong; empty without one."""
+def last_error(run_folder: Path, job_logs: Iterable[Path], since: float = 0.0) -> str:
+    """The last line of the run's own logs, else of the job's, that says what went wrong; empty without one.
+
+    `since`: when the last attempt started, in seconds since 1970; what earlier ones died of is another matter.
+    """
     for path in sorted((run_folder / "log").glob("rank-*.log"), key=_written, reverse=True):
-        found = [match[1] for line in tail(path) if (match := _LOGGED.match(line))]
+        found = [m[2] for line in tail(path) if (m := _LOGGED.match(line)) and _time(m[1]) >= int(since)]
         if found:
             return found[-1]
     for pattern in (_SHOWN, _RAISED, _SRUN):
         for path in job_logs:
-            lines = [match[match.lastindex or 0] for line in tail(path) if (match := pattern.match(line))]
+            lines = [m[m.lastindex or 0] for line in _last_start(tail(path)) if (m := pattern.match(line))]
             if lines:
                 return lines[-1]
     return ""
@@ -40,13 +44,21 @@ def last_error(run_folder: Path, job_logs: Iterable[Path]) -> str:
 
 def srun_errors(path: Path) -> list[str]:
     """What srun said of tasks since the last start, oldest first."""
-    found: list[str] = []
-    for line in tail(path):
-        if "submitit INFO" in line and "Starting with" in line:
-            found = []
-        elif (match := _SRUN.match(line)) and "task" in match[1]:
-            found.append(match[1])
-    return found
+    found = [match[1] for line in _last_start(tail(path)) if (match := _SRUN.match(line))]
+    return [line for line in found if "task" in line]
+
+
+def _last_start(lines: list[str]) -> list[str]:
+    """A log goes on over all attempts of its job; each begins with what submitit says."""
+    starts = [number for number, line in enumerate(lines) if "submitit INFO" in line and "Starting with" in line]
+    return lines[starts[-1] :] if starts else lines
+
+
+def _time(text: str) -> float:
+    try:
+        return time.mktime(time.strptime(text, "%Y-%m-%d %H:%M:%S"))
+    except (ValueError, OverflowError):
+        return 0.0
 
 
 def _written(path: Path) -> float:

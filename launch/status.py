@@ -91,7 +91,7 @@ def _error(files: SubmissionFolder, record: Record, state: queue.QueueState | No
         return ""
     if state is not None and state.is_alive and (not history or history[-1].outcome is None):
         return ""  # waiting, or running well as far as is known
-    return last_error(files.run_folder, record.logs())
+    return last_error(files.run_folder, record.logs(), history[-1].started if history else record.submitted)
 
 
 def _last_metrics(path: Path) -> dict[str, Any]:

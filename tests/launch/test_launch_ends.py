@@ -81,7 +81,8 @@ def test_a_killed_task_is_explained(run: Run) -> None:
 
 def test_an_exception_is_explained_by_the_runs_own_log(run: Run) -> None:
     run.started().log("srun: error: node1: task 0: Exited with exit code 1\n")
-    logged = "2026-11-30 05:31:35,100 ERROR fedspec_dist.x: no data at /data\nTraceback\n"
+    now = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() + 60))
+    logged = f"{now},100 ERROR fedspec_dist.x: no data at /data\nTraceback\n"
     write(run.path / "log" / "rank-0.log", logged)
     text, again = run.settle(1)
     assert text.startswith("the job failed with exit code 1; node1: task 0: Exited with exit code 1; no data at /data.")
@@ -173,6 +174,14 @@ def test_srun_is_heard_about_the_last_start_only(run: Run) -> None:
 def test_the_last_error_of_a_log(run: Run, text: str, expected: str) -> None:
     run.log(text, rank=1)
     assert last_error(run.path, run.record.logs()) == expected
+
+
+def test_what_an_earlier_attempt_died_of_is_not_repeated(run: Run) -> None:
+    write(run.path / "log" / "rank-0.log", "2026-11-30 05:31:35,100 ERROR fedspec_dist.x: disk full\n")
+    run.log("OSError: disk full\nsubmitit INFO (2026) - Starting with JobEnvironment(...)\nround 1/2\n")
+    started = time.mktime(time.strptime("2026-11-30 05:31:36", "%Y-%m-%d %H:%M:%S"))
+    assert last_error(run.path, run.record.logs(), started) == ""
+    assert last_error(run.path, run.record.logs(), started - 1) == "disk full"
 
 
 def test_the_end_of_a_long_log(tmp_path: Path) -> None:
