@@ -179,6 +179,11 @@ def test_hosts_that_were_told_their_interface_are_fine() -> None:
     )
 
 
+def test_emulated_hosts_reach_each_other_over_loopback() -> None:
+    found = _all(name_leads_here=False, name_resolves_to=["127.0.0.11"], interfaces={"lo": ["127.0.0.1"]})
+    assert _found(found, "network") == Finding("network", "ok", "the hosts share one network stack")
+
+
 def test_one_rank_has_no_network() -> None:
     alone = Findings([_rank(0)], "runs", FOLDERS[:1])
     assert _found(alone, "network").says == "one host"

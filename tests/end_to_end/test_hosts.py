@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.end_to_end.cli import Ended, Job, results_of, rounds_done, run
@@ -114,6 +115,25 @@ def test_every_rank_of_a_stopped_job_knows_what_stopped_it(tmp_path: Path) -> No
         jobs[1].process.send_signal(signal.SIGUSR2)
         for job in jobs:
             job.wait(30).expect(0, "code 75 stopped by SIGUSR2")
+
+
+def test_two_nodes_that_share_data_root_prepare_one_data_set(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(256, size=(20_000, 8, 8, 1), dtype=np.uint8), np.arange(20_000) % 4
+    np.savez(
+        tmp_path / "x.npz",
+        train_images=images,
+        train_labels=labels,
+        test_images=images[:100],
+        test_labels=labels[:100],
+    )
+    arguments = ["data.dataset=npz", f"data.path={tmp_path}/x.npz", f"data.root={tmp_path}/data", "rounds=1"]
+    arguments += ["data.partition={type: iid, clients: 200}", "model.width=8", "clients_per_round=2", "local.epochs=1"]
+    command = [*PYTHON, "fedspec_dist.main", *arguments]
+    for ended in _all([Job(command, tmp_path, _task(rank, 2, nodes=2)) for rank in range(2)]):
+        ended.expect(0)
+    (prepared,) = (tmp_path / "data" / "prepared").iterdir()
+    assert prepared.name.startswith("npz-")
 
 
 # ---------------------------------------------------------------------------------------- two hosts
