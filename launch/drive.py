@@ -16,7 +16,7 @@ from launch import pool, queue
 from launch.axes import Run
 from launch.cluster import check, sbatch_parameters, sbatch_text, setup_lines
 from launch.collect import one_line, write_report
-from launch.outcomes import CONSOLE, DIVERGED, FINISHED, QUEUED, RUNNING
+from launch.outcomes import CONSOLE, QUEUED, RUNNING
 from launch.record import SubmissionFolder
 from launch.study import Study
 from launch.submit import ROOT, Submission, submit_array
@@ -76,11 +76,8 @@ def _drive(study: Study, working: pool.Pool, stopped: Callable[[], int]) -> int:
     try:
         while (waiting or working.working) and not stopped():
             while waiting and working.has_room():
-                run = waiting.pop(0)
-                tried.add(run.folder)
-                # Another sweep of the same runs may have been faster.
-                if study.outcome(run).state not in (FINISHED, DIVERGED, RUNNING):
-                    working.start(run)
+                tried.add(waiting[0].folder)
+                working.start(waiting.pop(0))
             for run, code in working.ended():
                 ended += 1
                 failed += _report(study, run, code)
@@ -106,6 +103,7 @@ def _wait(working: pool.Pool, stopped: Callable[[], int]) -> None:
 
 
 def _to_start(study: Study, tried: set[Path]) -> list[Run]:
+    """Asked anew after every end: another sweep of the same runs may have begun some of them."""
     return [run for run in study.waiting() if run.folder not in tried and study.outcome(run).state != RUNNING]
 
 

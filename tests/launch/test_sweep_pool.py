@@ -182,7 +182,12 @@ def start_sweep(folder: Path, body: str) -> subprocess.Popen[str]:
     )
     arguments = [sys.executable, "-c", SWEEPING, str(folder / "study.yaml"), str(folder / "body.py")]
     process = subprocess.Popen(
-        arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=Path(__file__).parents[2]
+        arguments,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        start_new_session=True,
     )
     deadline = time.monotonic() + 30
     while len(pids(folder)) < 4:
@@ -233,6 +238,16 @@ def test_a_signal_stops_the_runs_and_leaves_nothing_behind(tmp_path: Path, numbe
     assert "stopping 2 runs; a second signal kills them" in said
     assert gone(pids(tmp_path), 5)
     assert len(pids(tmp_path)) == 4, "the third run was not started"
+
+
+def test_ctrl_c_at_the_terminal_is_for_the_sweep_which_tells_the_runs(tmp_path: Path) -> None:
+    noted = f"open({str(tmp_path)!r} + '/interrupted', 'w')"
+    process = start_sweep(tmp_path, f"import signal\nsignal.signal(signal.SIGINT, lambda *_: {noted})\n{POLITE}")
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == drive.EXIT_STOPPED
+    assert gone(pids(tmp_path), 5)
+    assert not (tmp_path / "interrupted").exists()
 
 
 def test_a_second_signal_kills_runs_that_do_not_stop_with_all_their_children(tmp_path: Path) -> None:
