@@ -254,6 +254,22 @@ def test_between_two_attempts_a_job_has_not_ended(run: Run, monkeypatch: pytest.
     assert found.text == "ended without an account of it"
 
 
+def test_the_patience_begins_anew_with_each_end(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = ["RUNNING"] * 40  # longer than the patience
+    states(monkeypatch, "COMPLETED", *running, "COMPLETED", "PENDING", GONE)
+    left = follow.queue_state
+
+    def state(record: Record) -> QueueState:
+        found = left(record)
+        if found.name == GONE:
+            run.finish()
+        return found
+
+    monkeypatch.setattr(follow, "queue_state", state)
+    run.started().ended(REQUEUED)
+    assert follow.wait(run.path, poll_s=0.01, settle_s=0.2).finished
+
+
 def test_an_end_without_account_shows_the_last_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     states(monkeypatch, GONE)
     run.log("ImportError: no launch\n")
