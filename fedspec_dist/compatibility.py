@@ -22,6 +22,7 @@ class Rule:
 _STATEFUL_MEANS = {"feddyn", "feddc"}
 _LEARNED_WEIGHTS = {"feddisco", "fedawa", "fedlaw"}
 _WITH_MEMORY = {"momentum", "adagrad", "adam", "yogi"}
+_SMALLEST_LR = 1e-30
 _ON_FEATURES = {"moon", "feddecorr", "fedrcl"}
 _WITHOUT_BLOCKS = {"mlp", "cnn", "cnn8k", "cnn23k", "cnn207k", "lenet"}
 
@@ -74,6 +75,14 @@ RULES = [
         "would be repeated or rescaled like a gradient; allowed with them: sgd",
     ),
     Rule(
+        "server.optimizer",
+        lambda phase, _: (
+            phase.local.algorithm.type in _STATEFUL_MEANS and phase.server.optimizer.type in _WITH_MEMORY
+        ),
+        "got one that remembers or rescales directions with feddyn or feddc, whose direction holds the sum of all "
+        "earlier drifts: it would be summed twice, and diverges; allowed with them: sgd",
+    ),
+    Rule(
         "server.filter",
         lambda phase, _: phase.server.aggregator.type == "fedlws" and phase.server.filter.type != "none",
         "got a filter with server.aggregator: fedlws, whose direction holds the shrinking of the model, not the update "
@@ -95,10 +104,28 @@ RULES = [
     Rule(
         "local.algorithm",
         lambda phase, config: (
-            phase.local.algorithm.type in _ON_FEATURES and getattr(config.model, "hidden", None) == []
+            phase.local.algorithm.type in _ON_FEATURES
+            and getattr(config.model, "hidden", None) == []
+            and (config.model.projection is None or phase.local.algorithm.type == "fedrcl")
         ),
         "got a method that acts on learned features with a linear model, which has none; allowed: model.hidden with at "
         "least one layer",
+    ),
+    Rule(
+        "local.algorithm.mu",
+        lambda phase, _: (
+            phase.server.aggregator.type == "fednova"
+            and phase.local.algorithm.type in ("fednova", "fedprox")
+            and phase.local.lr * phase.local.algorithm.mu >= 2
+        ),
+        "got a pull with local.lr * mu >= 2, which steps past the global model and further: FedNova's normaliser "
+        "may be zero; allowed: mu below 2 / local.lr",
+    ),
+    Rule(
+        "local.lr_decay",
+        lambda phase, config: phase.local.lr * phase.local.lr_decay ** (config.rounds - 1) < _SMALLEST_LR,
+        f"got a decay that takes local.lr below {_SMALLEST_LR:g} in the last round, where float32 ends; allowed: one "
+        "nearer to 1",
     ),
     Rule(
         "server.aggregator.damping",
@@ -122,7 +149,7 @@ def check_combinations(config: Any) -> None:
     population = config.data.partition.clients
     if config.cohort_size() > population:
         raise ConfigError(
-            f"clients_per_round: got {config.cohort_size()}, but data.partition.clients is {population}; "
+            f"clients_per_round: got {config.clients_per_round:g}, but data.partition.clients is {population}; "
             f"allowed: at most {population}"
         )
     if config.runtime.backend == "nccl" and config.runtime.device == "cpu":

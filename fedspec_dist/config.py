@@ -16,7 +16,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -38,6 +37,8 @@ from fedspec_dist.overrides import (
     PHASE_SECTIONS,
     ConfigError,
     apply,
+    difference,
+    dump,
     expand_phases,
     merge,
     named,
@@ -278,7 +279,7 @@ class Runtime(Section):
     executor: Literal["auto", "sequential"]
     threads_per_rank: Count
     deterministic: bool
-    timeout_s: Positive
+    timeout_s: Annotated[float, Field(gt=0, le=30 * 24 * 3600)]
     on_nonfinite: Literal["raise", "skip"]
     sketch_memory_mb: CountOrZero
     interface: str | None  # of the network between hosts
@@ -337,7 +338,7 @@ def _participation(value: float) -> float:
 class Config(Section):
     """A checked config. `schedule` gives its phases, one when `phases` is empty."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
     seed: CountOrZero
     output: str
     plugins: list[str]
@@ -370,11 +371,10 @@ class Config(Section):
             return int(self.clients_per_round)
         return max(1, int(self.clients_per_round * self.data.partition.clients + 1e-9))
 
-    def participation(self) -> float:
-        """The share of the clients that a round has on average."""
-        if self.clients_per_round >= 1:
-            return self.clients_per_round / float(self.data.partition.clients)
-        return self.clients_per_round
+    def mean_cohort(self) -> float:
+        """Clients per round on average, for sampling that leaves their number to chance."""
+        share = self.clients_per_round
+        return share if share >= 1 else share * float(self.data.partition.clients)
 
     def to_dict(self) -> dict[str, Any]:
         """The resolved config in the form in which a file states it."""
@@ -383,10 +383,12 @@ class Config(Section):
         resolved["data"] = {"dataset": dataset.pop("type"), **dataset, **resolved["data"]}
         if resolved["clients_per_round"] >= 1:
             resolved["clients_per_round"] = int(resolved["clients_per_round"])
+        # As differences: a whole phase would leave nothing for an override of `local` and the like to change.
+        resolved["phases"] = [difference(resolved, phase) | {"rounds": phase["rounds"]} for phase in resolved["phases"]]
         return resolved
 
     def to_yaml(self) -> str:
-        return yaml.safe_dump(self.to_dict(), sort_keys=False, width=110)
+        return dump(self.to_dict())
 
     def fingerprint(self) -> str:
         """Eight hex digits of all that decides the result.
@@ -396,6 +398,10 @@ class Config(Section):
         and one that ended at a bad client may go on without it.
         """
         deciding = self.to_dict()
+        if self.phases:  # whole ones, and nothing that none of them uses
+            deciding["phases"] = [phase.model_dump() for phase in self.phases]
+            for key in PHASE_SECTIONS:
+                del deciding[key]
         for key in ("name", "output", "checkpoint", "tracking", "cluster"):
             del deciding[key]
         for key in ("root", "download"):
@@ -465,7 +471,7 @@ def _import_plugins(names: Any) -> None:
     for name in names if isinstance(names, list) else []:
         try:
             import_module(str(name))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ConfigError(
                 f"plugins: {name!r} could not be imported ({type(error).__name__}: {error}); allowed: modules that "
                 "python finds, in the folder from which the command is started or on PYTHONPATH"

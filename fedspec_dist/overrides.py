@@ -30,12 +30,19 @@ PHASE_SECTIONS = ("trainable", "local", "filter", "server")
 DATA_COMMON = ("dataset", "root", "download", "partition", "augment")
 
 
+_FLOAT, _INT = "tag:yaml.org,2002:float", "tag:yaml.org,2002:int"
+_MERGE, _TIMESTAMP = "tag:yaml.org,2002:merge", "tag:yaml.org,2002:timestamp"
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 with two repairs: `1e-3` and `-.5` are numbers, and a key given twice is an error."""
+    """YAML 1.1 with repairs: `1e-3` and `-.5` are numbers, `0123`, `1:30` and `2024-01-01` are words, and a key given
+    twice is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
+            if key_node.tag == _MERGE:
+                continue
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
                 raise ConfigError(f"{key!r}: a key is a name{key_node.start_mark}")
@@ -45,19 +52,37 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?((\d+\.\d*|\.\d+)([eE][-+]?\d+)?|\d+[eE][-+]?\d+)$"),
-    list("-+0123456789."),
-)
+class _Dumper(yaml.SafeDumper):
+    """Writes what `_Loader` reads: a name such as `1e3` is quoted."""
+
+
+def _repair(kind: Any) -> None:
+    kind.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_FLOAT, _INT, _TIMESTAMP)]
+        for first, resolvers in kind.yaml_implicit_resolvers.items()
+    }
+    number = re.compile(r"^[-+]?((\d+\.\d*|\.\d+)([eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.(inf|Inf|INF))$|^\.(nan|NaN|NAN)$")
+    kind.add_implicit_resolver(_FLOAT, number, list("-+0123456789."))
+    kind.add_implicit_resolver(_INT, re.compile(r"^[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$"), list("-+0123456789"))
+
+
+_repair(_Loader)
+_repair(_Dumper)
+
+
+def dump(content: Mapping[str, Any]) -> str:
+    """As YAML that `read` gives back."""
+    return yaml.dump(dict(content), Dumper=_Dumper, sort_keys=False, width=110)
 
 
 def read(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        content = _load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read as a config: {error}") from None
-    except yaml.YAMLError as error:
+    except ConfigError:
+        raise
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
     if content is None:
         return {}
@@ -71,9 +96,22 @@ def split(override: str) -> tuple[str, Any]:
     if not equals or not key:
         raise ConfigError(f"{override!r}: an override is key=value, for example local.lr=0.1")
     try:
-        return key, yaml.load(text, _Loader)
-    except yaml.YAMLError:
+        return key, _load(text)
+    except ConfigError:
+        raise
+    except (yaml.YAMLError, ValueError, RecursionError):
         raise ConfigError(f"{key}: {text!r} is not a YAML value") from None
+
+
+def _load(text: str) -> Any:
+    """The content; what aliases refer to is there once for each of them, so that changing one changes no other."""
+    return _unshared(yaml.load(text, _Loader))
+
+
+def _unshared(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _unshared(item) for key, item in value.items()}
+    return [_unshared(item) for item in value] if isinstance(value, list) else value
 
 
 def named(value: Any) -> Any:
@@ -127,6 +165,19 @@ def apply(raw: dict[str, Any], dotted: str, value: Any) -> None:
                 merge(items[int(part)], _nest(parts[depth + 1 :], value))
             return
     merge(raw, _nest(parts, value))
+
+
+def difference(base: Mapping[str, Any], full: Mapping[str, Any]) -> dict[str, Any]:
+    """What to merge into `base` to have `full`; both are complete, with methods as mappings that have a `type`."""
+    changed: dict[str, Any] = {}
+    for key, value in full.items():
+        old = base.get(key)
+        if isinstance(value, dict) and isinstance(old, dict) and value.get("type") == old.get("type"):
+            if inner := difference(old, value):
+                changed[key] = inner
+        elif key not in base or value != old:
+            changed[key] = value
+    return changed
 
 
 def _nest(parts: Sequence[str], value: Any) -> dict[str, Any]:

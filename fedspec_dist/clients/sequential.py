@@ -107,7 +107,8 @@ class SequentialExecutor:
         `own [S, P]` is what the client kept, None if it has not taken part before; what it keeps now can be had from
         `kept` until the next call. `uploads` has a row `[P]` for each vector that the method sends beside the update.
         Returns `[mean loss, share of the first gradient's energy that the filter removed, largest entry of the
-        update]` on the device, float64; the last is not finite when the update is not.
+        update and of all that is sent or kept besides]` on the device, float64; the last is not finite when any of
+        them is not.
         """
         vectors, methods = self.vectors, self._methods
         vectors.parameters.copy_(theta)
@@ -136,9 +137,9 @@ class SequentialExecutor:
         methods.algorithm.end(vectors, update, client)
         for name, vector in vectors.uploads.items():
             uploads[name].copy_(vector)
-        low, high = torch.aminmax(update)
+        largest = torch.stack([largest_entry(v) for v in (update, *vectors.own.values(), *vectors.uploads.values())])
         num_samples = max(len(work.order), 1)
-        return torch.stack([self._loss_sum / num_samples, removed, torch.maximum(-low, high)]).double()
+        return torch.stack([self._loss_sum / num_samples, removed, largest.amax()]).double()
 
     def kept(self) -> Tensor:
         """A copy of what the client that was trained last keeps, `[S, P]`."""
@@ -189,3 +190,9 @@ class SequentialExecutor:
         self._methods.filter(self.vectors.gradient)
         after = torch.linalg.vector_norm(self.vectors.gradient).square()
         return torch.where(before > 0, 1 - after / before, 0.0)
+
+
+def largest_entry(vector: Tensor) -> Tensor:
+    """The largest absolute value, a scalar; NaN where there is a NaN."""
+    low, high = torch.aminmax(vector)
+    return torch.maximum(-low, high)

@@ -7,6 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+
+class NonFiniteFisherError(ValueError):
+    """A product with a Fisher matrix has a NaN or an infinity."""
+
+
 Product = Callable[[Tensor], Tensor]
 MIN_EIGENVALUE = 1e-8
 
@@ -34,7 +39,7 @@ def top_eigenpairs(
     Halko, Martinsson and Tropp, "Finding Structure with Randomness", 2011, algorithm 4.4 with a Rayleigh-Ritz step.
 
     Raises:
-        ValueError: a product with `H` is not finite.
+        NonFiniteFisherError: a product with `H` is not finite.
     """
     width = min(rank + oversampling, num_parameters)
     start = torch.randn(num_parameters, width, generator=generator, device=generator.device, dtype=dtype)
@@ -51,7 +56,7 @@ def top_eigenpairs(
 
 def _finite(columns: Tensor) -> Tensor:
     if not bool(columns.isfinite().all()):
-        raise ValueError("fisher: a product with the Fisher matrix has entries that are not finite")
+        raise NonFiniteFisherError("fisher: a product with the Fisher matrix has entries that are not finite")
     return columns
 
 

@@ -15,11 +15,13 @@ from fedspec_dist.config import Config, Local, Range
 from fedspec_dist.data.augment import Augmentation
 from fedspec_dist.data.batches import batch_bounds, epoch_orders
 
+_EMPTY_DRAWS = 1000
+
 
 def sample_cohort(config: Config, round_index: int, population: Sequence[int]) -> list[int]:
     """The clients that are asked to take part in a round, in ascending order; at least one."""
     if config.sampling == "bernoulli":
-        return _bernoulli(config.seed, round_index, population, config.participation())
+        return _bernoulli(config.seed, round_index, population, config.mean_cohort() / len(population))
     return _fixed(config.seed, round_index, population, config.cohort_size())
 
 
@@ -50,12 +52,16 @@ def _fixed(seed: int, round_index: int, population: Sequence[int], size: int) ->
 
 
 def _bernoulli(seed: int, round_index: int, population: Sequence[int], share: float) -> list[int]:
-    """Each client by itself with probability `share`; drawn again while nobody is in."""
+    """Each client by itself with probability `share`; drawn again while nobody is in.
+
+    Of a share so small that all draws are empty, what is left is one client, each as likely.
+    """
     draws = seeding.generator(seed, "cohort", round_index)
-    while True:
+    for _ in range(_EMPTY_DRAWS):
         chosen = [client for client, u in zip(population, draws.random(len(population)), strict=True) if u <= share]
         if chosen:
             return chosen
+    return [int(draws.choice(np.array(population)))]
 
 
 @dataclass(frozen=True)

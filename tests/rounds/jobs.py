@@ -70,15 +70,24 @@ def tiny(overrides: Sequence[str] = ()) -> Config:
 
 
 def run_job(
-    config: Config, folder: Path, collectives: Collectives | None = None, rounds: int | None = None
+    config: Config,
+    folder: Path,
+    collectives: Collectives | None = None,
+    rounds: int | None = None,
+    spoil: Mapping[int, float] | None = None,
 ) -> Finished:
-    """Train to the end, or to `rounds`; goes on from the folder's newest checkpoint."""
+    """Train to the end, or to `rounds`; goes on from the folder's newest checkpoint.
+
+    `spoil` gives training images, by position, a pixel of another value.
+    """
     collectives = collectives or SingleProcess()
     rank, num_ranks = collectives.rank, collectives.num_ranks
     environment = Environment(rank, num_ranks, rank, num_ranks, launched=True)
     device = torch.device("cuda" if config.runtime.device == "cuda" else "cpu")
     runtime = Runtime(environment, device, "gloo", collectives, StopRequest())
     federation = load_federation(config, prepares=True).to(device)
+    for position, value in (spoil or {}).items():
+        federation.dataset.train_images[position, 0, 0, 0] = value
     module = build_model(config, federation.dataset).to(device)
     run_folder = RunFolder(folder)
     saved = load_newest(run_folder.checkpoints, config.fingerprint())

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from fedspec_dist import methods
+from fedspec_dist.data.augment import Augmentation
 from fedspec_dist.distributed.collectives import Collectives
+from fedspec_dist.rounds.federation import load_federation
+from fedspec_dist.rounds.local import NonFiniteUpdateError
+from fedspec_dist.rounds.sampling import client_work, workload
 from tests.distributed.harness import run_ranks
 from tests.rounds.jobs import Finished, run_job, tiny
 
 ROUNDS = 4
+SKIP = "runtime.on_nonfinite=skip"
 # A method with what makes it differ from FedAvg soon, if its defaults do not; fednova has to have its aggregator.
 SETTINGS: dict[str, list[str]] = {
     **{name: [f"local.algorithm={name}"] for name in methods.LOCAL_ALGORITHMS},
@@ -81,3 +88,34 @@ def test_same_bits_after_a_stop_at_another_number_of_ranks(
     run_ranks(_runs, before, tmp_path, str(tmp_path), 3, timeout_s=300)
     for rank, found in enumerate(run_ranks(_runs, after, tmp_path, str(tmp_path), None, timeout_s=300)):
         _require_same(found, undisturbed, 3, f"on rank {rank}, resumed")
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        ["local.algorithm={type: scaffold, option: 1}"],
+        ["server.aggregator=fisher_diagonal"],
+        ["server.aggregator={type: fipa, rank: 3}"],
+        ["local.algorithm={type: scaffold, option: 1}", "server.aggregator=fisher_diagonal"],
+    ],
+    ids=str,
+)
+def test_what_a_client_sends_besides_its_update_is_checked_too(method: list[str], tmp_path: Path) -> None:
+    """One sample that is not a number, which the client's single batch does not contain."""
+    config = tiny([*method, "local.steps=1", "rounds=3", "clients_per_round=6"])
+    federation = load_federation(config, prepares=True)
+    samples = federation.clients[2]
+    for index in range(3):
+        load = workload(config.seed, config.local, index, 2, len(samples))
+        counts = federation.class_counts[2]
+        order = client_work(config.seed, index, 2, samples, counts, load, Augmentation(), torch.device("cpu")).order
+        samples = samples[~np.isin(samples, order.numpy())]
+    assert len(samples), "some sample has to be left out in all rounds"
+    spoil = {int(samples[0]): float("nan")}
+    with pytest.raises(NonFiniteUpdateError, match=r"^client 2 returned a non-finite update in round 1 \(rank 0\)"):
+        run_job(config, tmp_path / "raise", spoil=spoil)
+    finished = run_job(tiny([*method, "local.steps=1", "rounds=3", "clients_per_round=6", SKIP]), tmp_path, spoil=spoil)
+    assert [record["clients_skipped"] for record in finished.records] == [1, 1, 1]
+    assert all(tensor.isfinite().all() for tensor in finished.model.values())
+    numbers = [value for record in finished.records for value in record.values() if isinstance(value, float)]
+    assert all(math.isfinite(number) for number in numbers)

@@ -70,6 +70,11 @@ REFUSED = {
         for optimizer in ("momentum", "adagrad", "adam", "yogi")
         for shrinking in ("fedlws", "fedlaw")
     },
+    **{
+        (local, optimizer): r"^server\.optimizer: .*summed twice, and diverges; allowed with them: sgd"
+        for optimizer in ("momentum", "adagrad", "adam", "yogi")
+        for local in ("feddyn", "feddc")
+    },
 }
 
 
@@ -89,6 +94,10 @@ def test_no_more_and_no_less_is_refused() -> None:
     ("overrides", "message"),
     [
         (["server.aggregator=inco"], r"^server\.aggregator: got 'inco', .*model resnet20"),
+        (
+            ["local.algorithm={type: fedprox, mu: 40}", "server.aggregator=fednova", "local.lr=0.05"],
+            r"^local\.algorithm\.mu: got a pull with local\.lr \* mu >= 2 .*allowed: mu below 2 / local\.lr",
+        ),
         (["server.aggregator=fedlws", "server.filter=rfft"], r"^server\.filter: got a filter .*allowed with it: none"),
         (["server.aggregator={type: fedlws, min_tau: 0.3}"], r"^server\.aggregator\.max_tau: got less than min_tau"),
         (["local.algorithm=fedrcl", "model={type: mlp, hidden: []}"], r"^local\.algorithm: got .*model\.hidden"),
@@ -113,6 +122,7 @@ def test_other_combinations_that_are_refused(overrides: list[str], message: str)
         ["local.algorithm={type: fednova, mu: 0.0}", "local.momentum=0.9", "server.aggregator=fednova"],
         ["local.algorithm={type: fedprox, mu: 0.1}", "server.aggregator=fednova"],
         ["local.algorithm={type: fedprox, mu: 0.1}", "local.momentum=0.9"],
+        ["local.algorithm=moon", "model={type: mlp, hidden: [], projection: 4}"],
     ],
 )
 def test_what_a_rule_is_not_about_passes(overrides: list[str]) -> None:

@@ -68,7 +68,7 @@ def test_the_whole_population_may_take_part_but_no_more() -> None:
         _cohort(0, 0, 9)
 
 
-@pytest.mark.parametrize("per_round", [0.25, 5.5 / 22])
+@pytest.mark.parametrize("per_round", [2, 2 / 22])
 def test_bernoulli_takes_each_client_by_itself(per_round: float) -> None:
     config = _config(clients_per_round=per_round, sampling="bernoulli")
     cohorts = [sample_cohort(config, index, POPULATION) for index in range(2000)]
@@ -81,14 +81,19 @@ def test_bernoulli_takes_each_client_by_itself(per_round: float) -> None:
 
 
 def test_bernoulli_never_leaves_a_round_empty() -> None:
-    config = _config(clients_per_round=0.01, sampling="bernoulli")
-    assert all(sample_cohort(config, index, POPULATION) for index in range(30))
+    for share in (0.01, 1e-9):  # the second ends, too, with one client
+        config = _config(clients_per_round=share, sampling="bernoulli")
+        cohorts = [sample_cohort(config, index, POPULATION) for index in range(30)]
+        assert all(cohorts)
+        assert len({tuple(cohort) for cohort in cohorts}) > 3
 
 
-def test_a_count_is_a_share_for_bernoulli() -> None:
-    config = _config(clients_per_round=11, sampling="bernoulli")
-    assert config.participation() == 0.5
-    assert np.mean([len(sample_cohort(config, index, POPULATION)) for index in range(500)]) == pytest.approx(4, rel=0.1)
+def test_bernoulli_has_the_cohort_asked_for_on_average_where_clients_have_no_data() -> None:
+    # 22 clients, 8 of them with data.
+    config = _config(clients_per_round=6, sampling="bernoulli")
+    assert np.mean([len(sample_cohort(config, index, POPULATION)) for index in range(500)]) == pytest.approx(6, rel=0.1)
+    config = _config(clients_per_round=20, sampling="bernoulli")
+    assert sample_cohort(config, 0, POPULATION) == POPULATION
 
 
 def test_dropping_out_is_a_function_of_seed_round_and_client() -> None:

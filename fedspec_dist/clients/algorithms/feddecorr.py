@@ -43,7 +43,8 @@ def decorrelation(features: Tensor) -> Tensor:  # [B, d] -> scalar
     that `C = (B - 1) r` with the correlations r: the value grows with the batch. (The paper, as remembered, has
     `||r||_F^2 / d^2`; the program's scale is the one to which its beta belongs.)
 
-    0 for a single sample or a single feature. A constant feature contributes 0.
+    0 for a single sample or a single feature. A constant feature contributes 0. With two samples every correlation is
+    1 or -1, the true gradient nearly zero and in float32 mostly rounding.
     """
     num_samples, width = features.shape
     if num_samples < 2 or width < 2:

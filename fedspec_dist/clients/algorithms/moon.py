@@ -25,7 +25,8 @@ class Moon(LocalAlgorithm):
     compares with its initial model). The authors put a projection head of 256 outputs before the classifier: that is
     `model.projection`. Three forward passes a step and one backward. Defaults: the authors' command for CIFAR.
 
-    `mu = 0` is FedAvg bit for bit, and so are all rounds of a single client, whose previous model is the global one.
+    `mu = 0` is FedAvg bit for bit, and so is every first participation. A single client is FedAvg up to rounding: its
+    previous model is the global one.
 
     Raises:
         ValueError: `mu` is negative, or `temperature` is not positive.

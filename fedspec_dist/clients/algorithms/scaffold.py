@@ -31,6 +31,9 @@ class Scaffold(LocalAlgorithm):
 
         c <- c + 1/N sum (c_i_new - c_i_old)
 
+    The controls are means over clients, so the fixed point is that of the uniform objective, whatever the weights of
+    the model: `server.weights=uniform` is the paper's setting.
+
     In option 2 the increment does not contain `c_i`, so the server works it out from the updates alone, and nothing
     but them is sent. There `c_i` also holds what weight decay and clipping did; in option 1 it is the filtered
     gradient of the data only. (Option 1 is as the paper is remembered: no program that was read has it.)
