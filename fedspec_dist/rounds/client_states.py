@@ -79,6 +79,12 @@ class ClientStates:
             return
         collectives = self._collectives
         for chunk in chunks if collectives.rank == 0 else repeat({}):
+            for client, state in chunk.items():
+                if state.shape != self._shape:
+                    raise ValueError(
+                        f"the checkpoint has {tuple(state.shape)} numbers of client {client}, but this version of the "
+                        f"local method keeps {self._shape}; start over with --fresh"
+                    )
             ids = torch.zeros(self._num_clients, dtype=torch.uint8)
             ids[list(chunk)] = 1
             ids = collectives.broadcast(ids, "restoring of client states")

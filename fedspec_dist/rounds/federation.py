@@ -7,18 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedspec_dist import methods, seeding
-from fedspec_dist.config import Config, expand_home
+from fedspec_dist.config import Config, Phase, expand_home
 from fedspec_dist.data.partitions import Samples, class_counts
 from fedspec_dist.data.prepared import Dataset, load
 from fedspec_dist.models.network import Network
 
 log = logging.getLogger(__name__)
+
+# The share of the test set for a weighting that is learned on such samples and has no parameter for it.
+_DEFAULT_PROXY = 0.02
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ def load_federation(config: Config, prepares: bool) -> Federation:
         seeding.generator(config.seed, "partition"),
         **data.partition.parameters(without=["clients"]),
     )
+    _check_partition(data.partition.type, clients, data.partition.clients, len(dataset.train_labels))
     federation = _with_proxy(config, Federation(dataset, clients))
     empty = len(clients) - len(federation.population)
     if empty:
@@ -81,32 +86,55 @@ def load_federation(config: Config, prepares: bool) -> Federation:
     return federation
 
 
+def _check_partition(name: str, clients: Any, num_clients: int, num_samples: int) -> None:
+    """Ours hold this by themselves; a plugin's may not."""
+    sound = len(clients) == num_clients and all(
+        isinstance(c, np.ndarray) and c.ndim == 1 and np.issubdtype(c.dtype, np.integer) for c in clients
+    )
+    together = np.concatenate(clients) if sound and num_clients else np.zeros(0, dtype=np.int64)
+    inside = not len(together) or (together.min() >= 0 and together.max() < num_samples)
+    if not sound or not inside or len(np.unique(together)) < len(together):
+        raise ValueError(
+            f"data.partition: {name} did not give {num_clients} one-dimensional arrays of positions from 0 to "
+            f"{num_samples - 1}, none of them twice"
+        )
+
+
 def _with_proxy(config: Config, federation: Federation) -> Federation:
     """Some of the test samples become the server's own, if the weights of a phase are learned on such.
 
     They are gone from the test set in all phases, so that all are tested on the same samples.
     """
-    shares = [getattr(phase.server.weights, "proxy_fraction", 0.0) for phase in config.schedule()]
-    if not any(shares):
+    share = max(proxy_share(phase) for phase in config.schedule())
+    if not share:
         return federation
     labels = federation.dataset.test_labels.numpy()
-    positions = balanced_subset(labels, max(shares), seeding.generator(config.seed, "proxy"))
+    positions = balanced_subset(labels, quota(labels, share), seeding.generator(config.seed, "proxy"))
     if len(positions) == len(labels):
         raise ValueError(
-            f"server.weights.proxy_fraction: got {max(shares)}, which takes all {len(labels)} test samples; "
-            "allowed: a share that leaves some to test on"
+            f"server.weights.proxy_fraction: got {share}, which takes all {len(labels)} test samples (at least one of "
+            "each class); allowed: a share, and a test set, that leave some to test on"
         )
     dataset, *proxy = federation.dataset.hold_out(positions)
     log.info("%d of %d test samples are the server's own and not tested on", len(positions), len(labels))
     return Federation(dataset, federation.clients, (proxy[0], proxy[1]))
 
 
-def balanced_subset(labels: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
-    """Positions of about `share` of the samples, equally many of each class, at least one."""
-    classes = np.unique(labels)
-    quota = max(1, int(share * len(labels) / len(classes)))
-    chosen = [rng.permutation(np.flatnonzero(labels == label))[:quota] for label in classes]
-    return np.sort(np.concatenate(chosen))
+def proxy_share(phase: Phase) -> float:
+    """Of the test samples, how many the weights of a phase are learned on; 0 if they are not learned on such."""
+    needed = methods.WEIGHTS[phase.server.weights.type].load().needs_proxy
+    return float(getattr(phase.server.weights, "proxy_fraction", _DEFAULT_PROXY)) if needed else 0.0
+
+
+def quota(labels: np.ndarray, share: float) -> int:
+    """Samples of each class in about `share` of them all, at least one."""
+    return max(1, int(share * len(labels) / len(np.unique(labels))))
+
+
+def balanced_subset(labels: np.ndarray, per_class: int, rng: np.random.Generator | None = None) -> np.ndarray:
+    """Positions of so many samples of each class, or of all there are: the first ones, or random ones."""
+    places = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    return np.sort(np.concatenate([(rng.permutation(p) if rng else p)[:per_class] for p in places]))
 
 
 def build_model(config: Config, dataset: Dataset) -> Network:
@@ -117,5 +145,10 @@ def build_model(config: Config, dataset: Dataset) -> Network:
             dataset.input_shape, dataset.num_classes, **config.model.parameters(without=methods.MODEL_COMMON)
         )
         if config.model.projection is not None:
+            if not isinstance(model, Network):
+                raise ValueError(
+                    f"model.projection: {config.model.type} is no fedspec_dist.models.network.Network, to which a "
+                    "projection head can be added; allowed: null"
+                )
             model.add_projection(config.model.projection)
         return model

@@ -11,7 +11,7 @@ from fedspec_dist.config import Config, Phase
 from fedspec_dist.distributed.runtime import Runtime
 from fedspec_dist.parameters import ParameterLayout
 from fedspec_dist.rounds.federation import Federation
-from fedspec_dist.rounds.stage import Stage
+from fedspec_dist.rounds.stage import Stage, check_phase
 
 
 def phase_of_round(phases: Sequence[Phase], round_index: int) -> int:
@@ -24,7 +24,8 @@ def check_patterns(config: Config, module: nn.Module) -> list[ParameterLayout]:
     """The layout of each phase.
 
     Raises:
-        ValueError: a pattern of a phase matches no parameter; found out now, not when its first round comes.
+        ValueError: a pattern of a phase matches no parameter, or a method does not suit the model; found out now, not
+            when its first round comes.
     """
     layouts = []
     for number, phase in enumerate(config.schedule()):
@@ -32,6 +33,7 @@ def check_patterns(config: Config, module: nn.Module) -> list[ParameterLayout]:
         layout = ParameterLayout(module, phase.trainable, f"{prefix}trainable")
         layout.select(phase.filter.layers, f"{prefix}filter.layers")
         layout.select(phase.server.filter.layers, f"{prefix}server.filter.layers")
+        check_phase(config, phase, module, layout, prefix)
         layouts.append(layout)
     return layouts
 

@@ -7,6 +7,7 @@ import logging
 import os
 import platform
 import sys
+import zlib
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -124,8 +125,12 @@ def _agree(runtime: Runtime, mine: bool) -> bool:
 
 
 def _require_same_config(config: Config, runtime: Runtime) -> None:
-    fingerprints = runtime.collectives.all_gather(torch.tensor([int(config.fingerprint(), 16)]), "start")
-    different = (fingerprints != fingerprints[0]).any(dim=1).nonzero().reshape(-1).tolist()
+    """Also in what has no part in the result: ranks must agree on when to checkpoint, too."""
+    everything = config.to_dict()
+    del everything["data"]["root"], everything["cluster"]  # may differ between hosts
+    digest = zlib.crc32(json.dumps(everything, sort_keys=True).encode())
+    digests = runtime.collectives.all_gather(torch.tensor([digest]), "start")
+    different = (digests != digests[0]).any(dim=1).nonzero().reshape(-1).tolist()
     if different:
         raise ValueError(
             f"ranks {different} were started with another config than rank 0: give every torchrun of the job the same "

@@ -19,6 +19,10 @@ from fedspec_dist.parameters import ParameterLayout
 from fedspec_dist.server.protocols import Aggregator, ServerOptimizer, Weighting
 
 
+class NonFiniteModelError(ValueError):
+    """The server's step made a NaN or an infinity out of finite updates."""
+
+
 @dataclass(frozen=True)
 class ServerMethods:
     """What happens to a round's matrix, in this order."""
@@ -114,14 +118,24 @@ class FederatedServer:
         )
 
     def step(self, theta: Tensor, cohort: Cohort | None, round_index: int) -> tuple[Tensor, dict[str, float]]:
-        """The next model `[P]` on every rank, and the methods' diagnostics (empty on ranks that wait)."""
+        """The next model `[P]` on every rank, and the methods' diagnostics (empty on ranks that wait).
+
+        Raises:
+            NonFiniteModelError: on every rank; nothing has been written yet.
+        """
         part = theta.new_zeros(0)
         diagnostics: dict[str, float] = {}
         if cohort is not None:
             part, diagnostics = self._step(cohort, round_index)
         for name, whole in self.broadcast.items():
             whole.copy_(assemble(self._vectors[name], self.columns, self._collectives))
-        return assemble(part, self.columns, self._collectives), diagnostics
+        theta = assemble(part, self.columns, self._collectives)
+        if not all(bool(vector.isfinite().all()) for vector in (theta, *self.broadcast.values())):
+            raise NonFiniteModelError(
+                f"the server's step of round {round_index + 1} is not finite, though what the clients sent is: lower "
+                "server.optimizer.lr, or look at server.aggregator and server.weights"
+            )
+        return theta, diagnostics
 
     def _step(self, cohort: Cohort, round_index: int) -> tuple[Tensor, dict[str, float]]:
         methods = self._methods
@@ -150,6 +164,12 @@ class FederatedServer:
 
     def load_state(self, full: Mapping[str, Tensor]) -> None:
         """Go on from what `full_state` gave, at any number of ranks."""
+        expected = {*self._sliced(), *(f"weights.{name}" for name in self._weighting_state)}
+        if expected != set(full):
+            raise ValueError(
+                f"the checkpoint has what another version of these methods remembers ({sorted(full)}, not "
+                f"{sorted(expected)}); start over with --fresh"
+            )
         for name, part in self._sliced().items():
             part.copy_(self.columns.slice(full[name].to(part), self._collectives.rank))
         for name, value in self._weighting_state.items():

@@ -23,7 +23,7 @@ from fedspec_dist.distributed.runtime import Runtime
 from fedspec_dist.models.network import Network
 from fedspec_dist.parameters import ParameterLayout
 from fedspec_dist.rounds.client_states import ClientStates
-from fedspec_dist.rounds.federation import Federation
+from fedspec_dist.rounds.federation import Federation, balanced_subset, proxy_share, quota
 from fedspec_dist.rounds.proxy import ServerProxy
 from fedspec_dist.rounds.sampling import Workload, workload
 from fedspec_dist.rounds.server import FederatedServer, ServerMethods
@@ -45,11 +45,6 @@ class Stage:
         self.layout = ParameterLayout(module, phase.trainable)
         self.augmentation = Augmentation.from_entries([entry.model_dump() for entry in config.data.augment])
         self._algorithm = make_algorithm(phase)
-        if self._algorithm.needs_features and not isinstance(module, Network):
-            raise ValueError(
-                f"local.algorithm: {phase.local.algorithm.type} acts on features, but model.type {config.model.type} "
-                "has no represent(): derive it from fedspec_dist.models.network.Network"
-            )
         images = federation.dataset.train_images
         self.executor = SequentialExecutor(
             module,
@@ -85,7 +80,7 @@ class Stage:
             runtime.device,
             [len(samples) for samples in federation.clients],
             seed=config.seed,
-            proxy=self._proxy(module) if federation.proxy is not None else None,
+            proxy=self._proxy(module) if proxy_share(phase) else None,
         )
         self.states = ClientStates(self._algorithm.own, len(self.layout), len(federation.clients), runtime.collectives)
 
@@ -128,6 +123,11 @@ class Stage:
     def _proxy(self, module: nn.Module) -> Callable[[int], Proxy]:
         assert self._federation.proxy is not None
         images, labels = self._federation.proxy
+        # The largest share of any phase was held out; this one may want less.
+        everything = torch.cat([labels, self._federation.dataset.test_labels]).cpu().numpy()
+        own = balanced_subset(labels.cpu().numpy(), quota(everything, proxy_share(self.phase)))
+        index = torch.from_numpy(own).to(labels.device)
+        images, labels = images.index_select(0, index), labels.index_select(0, index)
         batch_size = getattr(self.phase.server.weights, "batch_size", len(labels))
         forward = as_function(module, self.layout)
         return partial(ServerProxy, forward, self.task.loss, images, labels, batch_size, self._config.seed)
@@ -144,6 +144,29 @@ class Stage:
 def cost(algorithm: LocalAlgorithm, load: Workload) -> float:
     """The samples that a client will see, as often as they pass through the model."""
     return load.samples_seen * algorithm.passes + load.num_samples * algorithm.needs_full_gradient
+
+
+def check_phase(config: Config, phase: Phase, module: nn.Module, layout: ParameterLayout, prefix: str) -> None:
+    """Build a phase's methods once, before the first round of the run, so that none fails when its phase comes.
+
+    Raises:
+        ValueError: a method does not suit the model or the layers that train; `prefix` is of the phase.
+    """
+    try:
+        algorithm = make_algorithm(phase)
+        if algorithm.needs_features and not isinstance(module, Network):
+            raise ValueError(
+                f"local.algorithm: {phase.local.algorithm.type} acts on features, but model.type {config.model.type} "
+                "has no represent(): derive it from fedspec_dist.models.network.Network"
+            )
+        algorithm.bind(layout.segments)
+        for choice in (phase.filter, phase.server.filter):
+            make_filter(choice, layout)
+        _make(methods.WEIGHTS, phase.server.weights)
+        _make(methods.SERVER_OPTIMIZERS, phase.server.optimizer)
+        _make(methods.AGGREGATORS, phase.server.aggregator).check(layout.segments)
+    except ValueError as error:
+        raise ValueError(f"{prefix}{error}") from error
 
 
 def make_algorithm(phase: Phase) -> LocalAlgorithm:

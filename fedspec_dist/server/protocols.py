@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from torch import Tensor
 
 from fedspec_dist.cohort import Cohort, Direction
+from fedspec_dist.parameters import Segment
 
 
 class Aggregator(Protocol):
@@ -20,7 +21,17 @@ class Aggregator(Protocol):
 
     needs: ClassVar[frozenset[str]]
 
+    def check(self, segments: Sequence[Segment]) -> None:
+        """Before the run. Raises ValueError when these layers do not suit the method."""
+
     def direction(self, cohort: Cohort) -> Direction: ...
+
+
+class AnyLayers:
+    """What aggregators are that take any model."""
+
+    def check(self, segments: Sequence[Segment]) -> None:
+        """Nothing to say."""
 
 
 @dataclass(frozen=True)

@@ -102,3 +102,9 @@ def test_a_state_does_not_hold_on_to_what_came_with_it() -> None:
     _rounds(collectives, states, [([1, 2, 3], [0, 1, 2])])
     (chunk,) = states.chunks()
     assert all(state.untyped_storage().nbytes() == state.nbytes for state in chunk.values())
+
+
+def test_states_of_another_version_of_a_method_are_refused() -> None:
+    states = ClientStates(["a", "b"], SHAPE[1], NUM_CLIENTS, SingleProcess())
+    with pytest.raises(ValueError, match=r"has \(1, 5\) numbers of client 3, .* keeps \(2, 5\); start over"):
+        states.restore([{3: torch.zeros(1, 5)}])

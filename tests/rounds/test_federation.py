@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from fedspec_dist import methods
 from fedspec_dist.config import Config, load
-from fedspec_dist.rounds.federation import build_model, load_federation
+from fedspec_dist.rounds.federation import balanced_subset, build_model, load_federation, proxy_share, quota
 
 LABELS = np.array([0, 1, 1, 2, 0, 1, 2, 2, 2, 1, 0, 0])
 IDS = np.array(["f2", "f1", "f1", "f2", "g7", "f1", "g7", "f2", "f1", "h0", "h0", "h0"])
@@ -87,3 +89,51 @@ def test_the_projection_outlives_a_change_of_model(tmp_path: Path) -> None:
     config = config_of(tmp_path, "model.projection=4", "model=cnn", train_clients=IDS)
     model = build_model(config, load_federation(config, prepares=True).dataset)
     assert model.fc.in_features == 4
+
+
+PHASES = "phases=[{{rounds: 1, server: {{weights: {{type: fedlaw, proxy_fraction: {}}}}}}}, {{rounds: 1{}}}]"
+SMALLER = ", server: {weights: {type: fedlaw, proxy_fraction: 0.1}}"
+
+
+def test_each_phase_learns_from_its_own_share_of_the_samples_held_out() -> None:
+    config = load(None, [PHASES.format(0.5, SMALLER)])
+    federation = load_federation(config, prepares=True)
+    assert federation.proxy is not None
+    everything = np.concatenate([federation.proxy[1].numpy(), federation.dataset.test_labels.numpy()])
+    assert len(everything) == 360
+    shares = [proxy_share(phase) for phase in config.schedule()]
+    sizes = [len(balanced_subset(federation.proxy[1].numpy(), quota(everything, share))) for share in shares]
+    assert sizes == [180, 30]
+    counts = np.bincount(federation.proxy[1].numpy())
+    assert counts.tolist() == [18] * 10
+
+
+def test_without_learned_weights_nothing_is_held_out() -> None:
+    config = load(None, ["rounds=1"])
+    assert load_federation(config, prepares=True).proxy is None
+
+
+def test_a_test_set_that_would_be_gone_is_refused() -> None:
+    settings = ["data={dataset: synthetic, num_test: 3, num_classes: 3}", "server.weights=fedlaw"]
+    with pytest.raises(
+        ValueError, match=r"^server\.weights\.proxy_fraction: got 0\.02, which takes all 3 test samples"
+    ):
+        load_federation(load(None, settings), prepares=True)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        [np.arange(5)] * 20,
+        [np.arange(5)],
+        [np.array([10_000_000]), *[np.zeros(0, dtype=np.int64)] * 19],
+        [np.array([0.5]), *[np.zeros(0, dtype=np.int64)] * 19],
+        [[0], *[np.zeros(0, dtype=np.int64)] * 19],
+    ],
+    ids=["twice", "too few", "outside", "not whole", "a list"],
+)
+def test_a_partition_of_a_plugin_is_checked(made: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(methods.PARTITIONS, "iid", methods.method(f"{__name__}:_made"))
+    monkeypatch.setattr(sys.modules[__name__], "_made", lambda samples, num_clients, rng: made, raising=False)
+    with pytest.raises(ValueError, match=r"^data\.partition: iid did not give 20 one-dimensional arrays"):
+        load_federation(load(None, ["data.partition=iid"]), prepares=True)

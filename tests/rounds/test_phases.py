@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import pytest
+from torch import nn
 
 from fedspec_dist.config import load
 from fedspec_dist.models.cnn import Cnn
+from fedspec_dist.models.resnet import ResNet20
 from fedspec_dist.rounds.phases import check_patterns, phase_of_round
 
 MODEL = Cnn((1, 8, 8), 3, width=2)
@@ -19,6 +21,25 @@ def test_layouts_of_all_phases() -> None:
     everything, head = check_patterns(config, MODEL)
     assert len(everything) == sum(parameter.numel() for parameter in MODEL.parameters())
     assert [segment.name for segment in head.segments] == ["fc.weight", "fc.bias"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["model=resnet20", "phases=[{rounds: 1}, {rounds: 1, trainable: ['fc.*'], server: {aggregator: inco}}]"],
+            r"^phases\.1\.server\.aggregator: inco",
+        ),
+        (["local.algorithm=moon"], r"^local\.algorithm: moon acts on features, but model\.type .* has no represent"),
+    ],
+)
+def test_a_method_that_does_not_suit_the_model_is_found_before_the_first_round(
+    overrides: list[str], message: str
+) -> None:
+    config = load(None, overrides)
+    model = nn.Linear(3, 2) if "moon" in overrides[0] else ResNet20((1, 8, 8), 3)
+    with pytest.raises(ValueError, match=message):
+        check_patterns(config, model)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from fedspec_dist.filters.ablations import RandomSuppression
 from fedspec_dist.filters.spectral import HighPass
 from fedspec_dist.parameters import ParameterLayout
 from fedspec_dist.rounds.local import LocalResult, NonFiniteUpdateError, share_results
-from fedspec_dist.rounds.server import FederatedServer, ServerMethods
+from fedspec_dist.rounds.server import FederatedServer, NonFiniteModelError, ServerMethods
 from fedspec_dist.server.aggregators.fedavg import FedAvg
 from fedspec_dist.server.aggregators.fedgh import FedGH
 from fedspec_dist.server.aggregators.fipa import Fipa
@@ -355,3 +355,23 @@ def _stopped_report(collectives: Collectives) -> bool:
 
 def test_one_rank_that_stopped_half_way_stops_the_round_for_all(tmp_path: Path) -> None:
     assert run_ranks(_stopped_report, 2, tmp_path) == [True, True]
+
+
+def _exploding(collectives: Collectives) -> str:
+    made = replace(_server_methods()["optimizer sgd"], optimizer=Sgd(1e39))
+    server = _server(made, Columns.shared(NUM_PARAMETERS, collectives.num_ranks), collectives)
+    with pytest.raises(NonFiniteModelError) as raised:
+        _round(server, made, torch.zeros(NUM_PARAMETERS), 4, collectives, [1, 2, 5], [])
+    return str(raised.value)
+
+
+def test_a_step_of_the_server_that_is_not_finite_is_its_own_fault(tmp_path: Path) -> None:
+    for message in run_ranks(_exploding, 2, tmp_path):
+        assert message.startswith("the server's step of round 5 is not finite, though what the clients sent is: lower")
+
+
+def test_a_memory_of_another_version_of_a_method_is_refused() -> None:
+    made = _server_methods()["algorithm scaffold"]
+    server = _server(made, Columns.shared(NUM_PARAMETERS, 1), SingleProcess())
+    with pytest.raises(ValueError, match=r"what another version of these methods remembers .* start over with --fresh"):
+        server.load_state({"algorithm.c": torch.zeros(NUM_PARAMETERS)})

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from fedspec_dist.cohort import Cohort, Direction
+from fedspec_dist.server.protocols import AnyLayers
 
 
-class FedAvg:
+class FedAvg(AnyLayers):
     """The weighted mean of the updates, `sum_k w_k u_k`.
 
     McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", 2017, algorithm 1.

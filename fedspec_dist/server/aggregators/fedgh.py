@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedspec_dist.cohort import Cohort, Direction
+from fedspec_dist.server.protocols import AnyLayers
 
 MODES = ("pairwise", "snapshot")
 _ZERO_SQUARED_NORM = 1e-24
@@ -19,7 +20,7 @@ _ZERO_RELATIVE_SQUARED_NORM = 1e-26
 _PARALLEL = 1e-13
 
 
-class FedGH:
+class FedGH(AnyLayers):
     """The weighted mean of the updates after conflicts between pairs of clients are projected out.
 
     The formula and the paper are at `harmonize`. Without a conflict, and for one client, this is FedAvg bit for bit.

@@ -13,10 +13,11 @@ from torch import Tensor
 from fedspec_dist.checks import require
 from fedspec_dist.cohort import Cohort, Direction
 from fedspec_dist.parameters import Segment
+from fedspec_dist.server.protocols import AnyLayers
 from fedspec_dist.server.vectors import inner
 
 
-class FedLws:
+class FedLws(AnyLayers):
     """For each layer `l`, the next model is `gamma_l (theta_l + d_l)` with `d = sum_k w_k u_k`:
 
         tau_l   = clip(beta * mean_k || u_k,l - mean_j u_j,l ||, min_tau, max_tau)

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from fedspec_dist.cohort import Cohort, Direction
+from fedspec_dist.server.protocols import AnyLayers
 
 
-class FedNova:
+class FedNova(AnyLayers):
     """The mean of the updates per effective step `a_k`, times the mean number of steps.
 
         tau sum_k w_k u_k / a_k        tau = sum_k w_k a_k, or sum_k w_k K_k under a proximal term

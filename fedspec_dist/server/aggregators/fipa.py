@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedspec_dist.checks import require
 from fedspec_dist.cohort import Cohort, Direction, Sketches
+from fedspec_dist.server.protocols import AnyLayers
 
 CONVENTIONS = ("released", "exact")
 MERGES = ("gram", "tsqr")
@@ -20,7 +21,7 @@ PSEUDO_INVERSE_CUTOFF = 1e-5
 _SPAN_RIDGE = 1e-10
 
 
-class Fipa:
+class Fipa(AnyLayers):
     """One damped Newton-like step on the clients' quadratic models, `step * (Hbar + damping I)^-1 b`.
 
         Hbar = sum_m w_m U_m L_m U_m^T        b = sum_m w_m U_m L_m U_m^T delta_m

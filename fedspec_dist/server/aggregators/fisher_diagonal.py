@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from fedspec_dist.cohort import Cohort, Direction
+from fedspec_dist.server.protocols import AnyLayers
 
 _SMALLEST = 1e-6
 
 
-class FisherDiagonal:
+class FisherDiagonal(AnyLayers):
     """For every parameter, the mean of the updates weighted by how sure each client is of it:
 
         sum_k w_k F_k u_k / sum_k w_k F_k

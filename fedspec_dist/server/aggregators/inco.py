@@ -46,6 +46,9 @@ class InCo:
         require(0 <= clamp_max < inf, "server.aggregator.clamp_max", "at least 0", clamp_max)
         self.clamp_max = clamp_max
 
+    def check(self, segments: Sequence[Segment]) -> None:
+        cross_layer_pairs(segments)
+
     def direction(self, cohort: Cohort) -> Direction:
         pairs = cross_layer_pairs(cohort.segments)
         mean = cohort.slicing.whole(cohort.updates.combine(cohort.weights))

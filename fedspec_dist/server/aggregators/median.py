@@ -7,9 +7,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedspec_dist.cohort import Cohort, Direction
+from fedspec_dist.server.protocols import AnyLayers
 
 
-class Median:
+class Median(AnyLayers):
     """For every parameter the median of the clients' updates; of an even number, the mean of the two in the middle.
 
     All clients count alike: the weights are not used. One or two clients: FedAvg with uniform weights.

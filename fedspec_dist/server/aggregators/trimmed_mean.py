@@ -9,9 +9,10 @@ from torch import Tensor
 
 from fedspec_dist.checks import require
 from fedspec_dist.cohort import Cohort, Direction
+from fedspec_dist.server.protocols import AnyLayers
 
 
-class TrimmedMean:
+class TrimmedMean(AnyLayers):
     """For every parameter the mean of the clients' updates without the `floor(trim K)` largest and as many smallest.
 
     All clients count alike: the weights are not used. `trim = 0`, or too few clients to cut one: FedAvg with uniform
