@@ -19,6 +19,10 @@ class OutputError(OSError):
     """A file of the run folder could not be written; the message says what to do."""
 
 
+# What a fresh start does not delete.
+_KEPT = (".lock", ".meeting", "submission")
+
+
 class RunFolder:
     """All paths below `<output>/<name>-<hash>`; creating one touches nothing."""
 
@@ -65,10 +69,11 @@ class RunFolder:
             self._lock.close()
 
     def _empty(self) -> None:
+        """For a fresh start; how this one was submitted and where its ranks meet is of the present, not of the past."""
         # First what would make a later start believe in the rest, should this one be killed in between.
         self.summary.unlink(missing_ok=True)
         for entry in sorted(self.path.iterdir(), key=lambda entry: entry != self.checkpoints):
-            if entry.name != ".lock":
+            if entry.name not in _KEPT:
                 shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
     def _take_lock(self, file: IO[str]) -> None:
