@@ -17,7 +17,7 @@ from tests.cluster.slurm_cluster import CHECKOUT
 
 TINY = ("rounds=2", "local.epochs=1")
 NUM_ROUNDS = 12
-# With a pause before each client, so that it can be stopped on its way, on busy cores and on idle ones.
+# Can be stopped on its way, on busy cores and on idle ones: before each client it pauses as long as a file says.
 LONG = (
     "plugins=[tests.cluster.unhurried]",
     "local.algorithm=unhurried",
@@ -25,7 +25,11 @@ LONG = (
     "local.epochs=1",
     "checkpoint.every=1",
 )
-PAUSE = {"FEDSPEC_TEST_PAUSE_S": "0.2"}
+
+
+def pause(folder: Path, seconds: float) -> None:
+    """From now on, for the runs that have `folder` as their working folder."""
+    (folder / "pause").write_text(str(seconds))
 
 
 def folder_of(folder: Path) -> Path:

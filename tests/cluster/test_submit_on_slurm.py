@@ -1,4 +1,4 @@
-"""launch.submit and its company on a real SLURM: finished, stopped, requeued, preempted, cancelled, killed, powered off."""
+"""launch.submit on a real SLURM: finished, stopped, requeued, preempted, cancelled, killed, powered off."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import pytest
 from tests.cluster.runs import (
     LONG,
     NUM_ROUNDS,
-    PAUSE,
     TINY,
     environment_of,
     folder_of,
     model_of,
+    pause,
     rounds_of,
     undisturbed,
     until,
@@ -31,9 +31,8 @@ ENDS = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 
 def launch(slurm: Cluster, folder: Path, tool: str, *words: str, check: bool = True, timeout_s: float = 60) -> str:
     command = (sys.executable, "-m", f"launch.{tool}", *words)
-    # Wide, so that no table breaks its lines.
-    variables = {**PAUSE, "COLUMNS": "300"}
-    return slurm.run(*command, folder=folder, check=check, timeout_s=timeout_s, variables=variables).stdout
+    wide = {"COLUMNS": "300"}  # so that no table breaks its lines
+    return slurm.run(*command, folder=folder, check=check, timeout_s=timeout_s, variables=wide).stdout
 
 
 def submit(slurm: Cluster, folder: Path, *words: str) -> str:
@@ -41,7 +40,8 @@ def submit(slurm: Cluster, folder: Path, *words: str) -> str:
 
 
 def submit_long(slurm: Cluster, folder: Path, *words: str) -> str:
-    """Two ranks, which are at work on their third round when this returns."""
+    """Two ranks, which are at work on their third round when this returns, and will be for a while."""
+    pause(folder, 0.5)
     job = submit(slurm, folder, *LONG, *words)
     until(lambda: rounds_of(folder) >= 2, "round 2", timeout_s=90)
     return job
@@ -61,6 +61,8 @@ def logs_of(folder: Path) -> str:
 
 
 def expect_the_bits_of_an_undisturbed_run(slurm: Cluster, folder: Path, job: str, timeout_s: float = 90) -> None:
+    """Once the job, which has been stopped, ends."""
+    pause(folder, 0)
     state = slurm.wait_for(job, *ENDS, timeout_s=timeout_s)
     assert state == "COMPLETED", f"{state}\n{logs_of(folder)}"
     assert 2 <= environment_of(folder)["resumed_after_round"] < NUM_ROUNDS
@@ -103,29 +105,30 @@ def test_a_preempted_run_goes_on_behind_the_one_that_took_its_place(slurm: Clust
 
 def test_the_time_limit(slurm: Cluster, tmp_path: Path) -> None:
     """The limit is drawn near once the run is under way; SLURM looks at limits each 30 s."""
-    PAUSE["FEDSPEC_TEST_PAUSE_S"], usual = "1.5", PAUSE["FEDSPEC_TEST_PAUSE_S"]
-    try:
-        job = submit_long(slurm, tmp_path, "--ranks-per-node", "2", "cluster.signal_before_s=50")
-    finally:
-        PAUSE["FEDSPEC_TEST_PAUSE_S"] = usual
+    job = submit_long(slurm, tmp_path, "--ranks-per-node", "2", "cluster.signal_before_s=50")
+    pause(tmp_path, 1.5)
     slurm.run("scontrol", "update", f"jobid={job}", "timelimit=1")
     until(lambda: outcomes_of(tmp_path), "the signal before the limit", timeout_s=60)
     assert outcomes_of(tmp_path) == ["requeued"]
     slurm.run("scontrol", "update", f"jobid={job}", "timelimit=10")
-    expect_the_bits_of_an_undisturbed_run(slurm, tmp_path, job, timeout_s=120)
+    expect_the_bits_of_an_undisturbed_run(slurm, tmp_path, job)
 
 
-@pytest.mark.parametrize("tool", ["scancel", "launch.cancel"])
-def test_a_cancelled_run_stays_cancelled_and_can_be_submitted_again(slurm: Cluster, tmp_path: Path, tool: str) -> None:
+def test_a_cancelled_run_stays_cancelled_and_can_be_submitted_again(slurm: Cluster, tmp_path: Path) -> None:
     job = submit_long(slurm, tmp_path, "--ranks-per-node", "2")
-    if tool == "scancel":
-        slurm.run("scancel", job)
-    else:
-        assert "cancelled" in launch(slurm, tmp_path, "cancel", str(folder_of(tmp_path)))
+    slurm.run("scancel", job)
     assert slurm.wait_for(job, *ENDS, timeout_s=30) == "CANCELLED"
-    assert "cancelled" in launch(slurm, tmp_path, "status")
+    assert re.search(rf"cancelled.*{job}", launch(slurm, tmp_path, "status"))
+    done = rounds_of(tmp_path)
     again = submit(slurm, tmp_path, *LONG, "--ranks-per-node", "2")
-    expect_the_bits_of_an_undisturbed_run(slurm, tmp_path, again)
+    until(lambda: rounds_of(tmp_path) > done, "another round", timeout_s=90)
+    assert environment_of(tmp_path)["resumed_after_round"] >= 2
+    refused = launch(slurm, tmp_path, "submit", *LONG, check=False)
+    assert f"is job {again} already (RUNNING)" in refused
+    assert "cancelled" in launch(slurm, tmp_path, "cancel", str(folder_of(tmp_path)))
+    assert slurm.wait_for(again, *ENDS, timeout_s=30) == "CANCELLED"
+    assert re.search(rf"cancelled.*{again}", launch(slurm, tmp_path, "status"))
+    assert attempts_of(tmp_path)[-1]["outcome"] == "cancelled"
 
 
 def test_a_killed_rank_ends_the_job_at_once_and_it_starts_again_if_asked(slurm: Cluster, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.runs import LONG, NUM_ROUNDS, PAUSE, TINY, environment_of, model_of, rounds_of, undisturbed, until
+from tests.cluster.runs import LONG, NUM_ROUNDS, TINY, environment_of, model_of, pause, rounds_of, undisturbed, until
 from tests.cluster.slurm_cluster import Cluster
 
 pytestmark = pytest.mark.cluster
@@ -23,7 +23,7 @@ def submit(slurm: Cluster, folder: Path, name: str, *words: str) -> str:
     folder.mkdir(exist_ok=True)
     text = slurm.run(sys.executable, "-m", "launch.templates", name, *words, folder=folder).stdout
     (folder / "job.sbatch").write_text(text)
-    return slurm.submit("job.sbatch", folder=folder, **STALE, **PAUSE)
+    return slurm.submit("job.sbatch", folder=folder, **STALE)
 
 
 def log_of(folder: Path, job: str) -> str:
@@ -48,9 +48,12 @@ def test_one_node_in_a_hostile_folder(slurm: Cluster, tmp_path: Path) -> None:
 def test_two_nodes_stopped_by_the_signal_start_again_with_the_same_bits(
     slurm: Cluster, tmp_path: Path, name: str
 ) -> None:
+    pause(tmp_path, 0.3)
     job = submit(slurm, tmp_path, name, *LONG, "cluster.nodes=2", "cluster.mem_gb=1")
     until(lambda: rounds_of(tmp_path) >= 2, "round 2", timeout_s=90)
     slurm.run("scancel", "--batch", "--signal=USR2", job)  # as --signal=B:USR2 does before the time limit
+    slurm.wait_for(job, "PENDING")
+    pause(tmp_path, 0)
     log = finish(slurm, tmp_path, job)
     assert "stopped with a checkpoint: the job goes back into the queue" in log
     assert environment_of(tmp_path)["ranks"] == ["node1 cpu", "node2 cpu"]
@@ -60,6 +63,7 @@ def test_two_nodes_stopped_by_the_signal_start_again_with_the_same_bits(
 
 def test_an_array_of_which_one_run_is_stopped(slurm: Cluster, tmp_path: Path) -> None:
     runs = ("--run", "seed=0 output=runs-0", "--run", "seed=1 output=runs-1")
+    pause(tmp_path, 0.3)
     job = submit(slurm, tmp_path, "array", *LONG, *runs, "cluster.max_requeues=0", "cluster.array_parallelism=2")
 
     def rounds(index: int) -> int:
@@ -70,6 +74,7 @@ def test_an_array_of_which_one_run_is_stopped(slurm: Cluster, tmp_path: Path) ->
     # The last run of an array has the array's own number as its job's.
     slurm.run("scancel", "--batch", "--signal=USR2", f"{job}_1")
     slurm.wait_for(f"{job}_1", "FAILED")
+    pause(tmp_path, 0)
     slurm.wait_for(f"{job}_0", "COMPLETED")
     assert rounds(0) == NUM_ROUNDS
     assert rounds(1) < NUM_ROUNDS
