@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from fedspec_dist import config as config_module
-from fedspec_dist.config import Config, ConfigError, load, minutes, validate
+from fedspec_dist.config import Config, ConfigError, load, minutes
 
 
 def _file(folder: Path, text: str) -> Path:
@@ -278,10 +277,16 @@ def test_an_alias_is_a_copy(tmp_path: Path) -> None:
 
 
 def test_merge_keys_of_yaml(tmp_path: Path) -> None:
-    text = "x-base: &b {lr: 0.1, epochs: 3}\nlocal:\n  <<: *b\n  epochs: 2\n"
-    config = load(_file(tmp_path, text.replace("x-base", "local").replace("\nlocal:", "\nphases:\n- rounds: 1\n  local:", 1)
-                        .replace("\n  <<", "\n    <<").replace("\n  epochs", "\n    epochs")))
-    assert (config.schedule()[0].local.lr, config.schedule()[0].local.epochs) == (0.1, 2)
+    text = """
+    local: &base {lr: 0.1, epochs: 3}
+    phases:
+      - rounds: 1
+        local:
+          <<: *base
+          epochs: 2
+    """
+    (phase,) = load(_file(tmp_path, text)).schedule()
+    assert (phase.local.lr, phase.local.epochs) == (0.1, 2)
 
 
 @pytest.mark.parametrize("name", ["1e3", "12e5", "0123", "2024-02-30", "null", "1.5", "0x10", "true"])
