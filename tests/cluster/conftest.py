@@ -12,7 +12,7 @@ import pytest
 
 from tests.cluster.slurm_cluster import CannotBeHad, Cluster
 
-TEST_LIMIT_S = 180
+TEST_LIMIT_S = 240
 
 
 @pytest.fixture(scope="session")

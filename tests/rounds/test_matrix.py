@@ -96,7 +96,7 @@ def test_no_more_and_no_less_is_refused() -> None:
         (["server.aggregator=inco"], r"^server\.aggregator: got 'inco', .*model resnet20"),
         (
             ["local.algorithm={type: fedprox, mu: 40}", "server.aggregator=fednova", "local.lr=0.05"],
-            r"^local\.algorithm\.mu: got a pull with local\.lr \* mu >= 2 .*allowed: mu below 2 / local\.lr",
+            r"^local\.algorithm\.mu: got a pull with local\.lr \* mu >= 2, .*allowed: mu below 2 / local\.lr",
         ),
         (["server.aggregator=fedlws", "server.filter=rfft"], r"^server\.filter: got a filter .*allowed with it: none"),
         (["server.aggregator={type: fedlws, min_tau: 0.3}"], r"^server\.aggregator\.max_tau: got less than min_tau"),
