@@ -12,6 +12,7 @@ import pytest
 from docs.tables import PAGE, filled
 from fedspec_dist import methods
 from fedspec_dist.config import DEFAULTS, load
+from launch.axes import load_sweep
 
 ROOT = Path(__file__).parents[1]
 METHODS_PAGE = PAGE.read_text()
@@ -86,3 +87,8 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
 def test_files_that_pages_name_exist(page: Path) -> None:
     for name in re.findall(r"`((?:fedspec_dist|tests|configs|benchmarks|docs)/[\w./]+)`", page.read_text()):
         assert (ROOT / name).exists(), name
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("benchmarks/studies/*.yaml")), ids=lambda path: path.name)
+def test_every_study_in_the_repository_is_valid(path: Path) -> None:
+    assert load_sweep(path).cases
