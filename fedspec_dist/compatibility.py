@@ -76,9 +76,7 @@ RULES = [
     ),
     Rule(
         "server.optimizer",
-        lambda phase, _: (
-            phase.local.algorithm.type in _STATEFUL_MEANS and phase.server.optimizer.type in _WITH_MEMORY
-        ),
+        lambda phase, _: phase.local.algorithm.type in _STATEFUL_MEANS and phase.server.optimizer.type in _WITH_MEMORY,
         "got one that remembers or rescales directions with feddyn or feddc, whose direction holds the sum of all "
         "earlier drifts: it would be summed twice, and diverges; allowed with them: sgd",
     ),
