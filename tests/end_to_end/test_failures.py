@@ -83,12 +83,20 @@ def test_non_finite_updates_are_named_or_skipped(tmp_path: Path) -> None:
 
 
 def test_a_model_that_diverges_leaves_strict_json(tmp_path: Path) -> None:
-    # Updates stay finite, the sum does not: the metrics then hold null, never NaN.
-    diverges = [*SMALL, "server.optimizer.lr=1e38", "local.lr=10.0", "runtime.on_nonfinite=skip"]
+    # The parameters stay finite, what they make of an image does not: the metrics then hold null, never NaN.
+    diverges = [*SMALL, "server.optimizer.lr=1e30", "local.lr=10.0", "runtime.on_nonfinite=skip"]
     run(tmp_path, *diverges).expect(0)
     records = metrics_of(tmp_path)
     assert len(records) == 4
     assert records[-1]["test_loss"] is None
+
+
+def test_a_step_of_the_server_that_is_not_finite_ends_the_run_whatever_is_skipped(tmp_path: Path) -> None:
+    diverges = [*SMALL, "server.optimizer.lr=1e38", "local.lr=10.0", "runtime.on_nonfinite=skip", "checkpoint.every=1"]
+    ended = run(tmp_path, *diverges, ranks=2)
+    ended.expect_failure("the server's step of round 1 is not finite, though what the clients sent is: lower")
+    assert ended.output.count("is not finite") == 1
+    assert not list(run_folder(tmp_path).glob("checkpoints/*"))
 
 
 def _npz(path: Path, label: int = 1) -> None:
