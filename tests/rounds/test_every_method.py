@@ -32,7 +32,7 @@ SETTINGS: dict[str, list[str]] = {
     "fisher_diagonal": ["server.aggregator=fisher_diagonal"],
     "fedlaw": ["server.weights={type: fedlaw, epochs: 2, proxy_fraction: 0.2}"],
     "all at once": [
-        "local.algorithm=feddc",
+        "local.algorithm=scaffold",
         "local.momentum=0.5",
         "server.aggregator=fedgh",
         "server.weights=fedawa",
@@ -102,20 +102,17 @@ def test_same_bits_after_a_stop_at_another_number_of_ranks(
 )
 def test_what_a_client_sends_besides_its_update_is_checked_too(method: list[str], tmp_path: Path) -> None:
     """One sample that is not a number, which the client's single batch does not contain."""
-    config = tiny([*method, "local.steps=1", "rounds=3", "clients_per_round=6"])
+    settings = [*method, "local.steps=1", "rounds=1", "clients_per_round=6"]
+    config = tiny(settings)
     federation = load_federation(config, prepares=True)
-    samples = federation.clients[2]
-    for index in range(3):
-        load = workload(config.seed, config.local, index, 2, len(samples))
-        counts = federation.class_counts[2]
-        order = client_work(config.seed, index, 2, samples, counts, load, Augmentation(), torch.device("cpu")).order
-        samples = samples[~np.isin(samples, order.numpy())]
-    assert len(samples), "some sample has to be left out in all rounds"
-    spoil = {int(samples[0]): float("nan")}
+    samples, counts = federation.clients[2], federation.class_counts[2]
+    load = workload(config.seed, config.local, 0, 2, len(samples))
+    seen = client_work(config.seed, 0, 2, samples, counts, load, Augmentation(), torch.device("cpu")).order
+    spoil = {int(samples[~np.isin(samples, seen.numpy())][0]): float("nan")}
     with pytest.raises(NonFiniteUpdateError, match=r"^client 2 returned a non-finite update in round 1 \(rank 0\)"):
         run_job(config, tmp_path / "raise", spoil=spoil)
-    finished = run_job(tiny([*method, "local.steps=1", "rounds=3", "clients_per_round=6", SKIP]), tmp_path, spoil=spoil)
-    assert [record["clients_skipped"] for record in finished.records] == [1, 1, 1]
+    finished = run_job(tiny([*settings, SKIP]), tmp_path / "skip", spoil=spoil)
+    (record,) = finished.records
+    assert record["clients_skipped"] == 1
     assert all(tensor.isfinite().all() for tensor in finished.model.values())
-    numbers = [value for record in finished.records for value in record.values() if isinstance(value, float)]
-    assert all(math.isfinite(number) for number in numbers)
+    assert all(math.isfinite(value) for value in record.values() if isinstance(value, float))
