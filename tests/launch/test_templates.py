@@ -193,7 +193,7 @@ def test_the_command_line_prints_a_script(capsys: pytest.CaptureFixture[str]) ->
     assert main(["array", "rounds=3", "--run", "seed=0 name='a'", "--run", "seed=1", "--python", "py"]) == 0
     text = capsys.readouterr().out
     assert "0) arguments=(rounds=3 seed=0 name=a) ;;" in text
-    assert f"--chdir={re.escape(str(Path.cwd()))}" in text.replace("\\", "") or "\\" in str(Path.cwd())
+    assert f"--chdir={Path.cwd()}" in text.replace("\\", "").replace('"', "")
     assert "python=py\n" in text
 
 
