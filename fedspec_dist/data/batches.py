@@ -23,8 +23,3 @@ def batch_bounds(num_samples: int, batch_size: int, epochs: int) -> list[tuple[i
         for epoch in range(epochs)
         for start in range(0, num_samples, batch_size)
     ]
-
-
-def num_steps(num_samples: int, batch_size: int, epochs: int) -> int:
-    """Local steps of a client: `epochs * ceil(num_samples / batch_size)`."""
-    return epochs * -(-num_samples // batch_size)

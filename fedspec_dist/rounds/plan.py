@@ -16,7 +16,7 @@ from fedspec_dist.parameters import ParameterLayout
 from fedspec_dist.rounds.federation import Federation, build_model, load_federation
 from fedspec_dist.rounds.phases import check_patterns, phase_of_round
 from fedspec_dist.rounds.sampling import Workload, reporting, sample_cohort, workload
-from fedspec_dist.rounds.stage import aggregator_needs, cost, cut_columns, make_algorithm, max_rank
+from fedspec_dist.rounds.stage import FISHER_DIAGONAL, aggregator_needs, cost, cut_columns, make_algorithm, max_rank
 
 _SHOWN_ROUNDS = 5
 _FLOAT_BYTES = 4
@@ -112,7 +112,7 @@ def traffic_and_memory(
     of a host share on CPUs.
     """
     algorithm = make_algorithm(phase)
-    per_client = 1 + max_rank(phase) + len(algorithm.uploads) + ("fisher_diagonal" in aggregator_needs(phase))
+    per_client = 1 + max_rank(phase) + len(algorithm.uploads) + (FISHER_DIAGONAL in aggregator_needs(phase))
     columns = cut_columns(config, phase, num_parameters, num_ranks)
     own = columns.count(rank) * columns.width
     rows = work.num_clients * per_client

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedspec_dist.data.batches import batch_bounds, epoch_orders, num_steps
+from fedspec_dist.data.batches import batch_bounds, epoch_orders
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,6 @@ from fedspec_dist.data.batches import batch_bounds, epoch_orders, num_steps
 )
 def test_batch_bounds(num_samples: int, batch_size: int, epochs: int, expected: list) -> None:
     assert batch_bounds(num_samples, batch_size, epochs) == expected
-    assert num_steps(num_samples, batch_size, epochs) == len(expected)
 
 
 def test_each_epoch_is_a_fresh_permutation() -> None:
