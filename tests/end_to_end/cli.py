@@ -47,7 +47,9 @@ class Job:
         environment = {
             key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "TORCHELASTIC"))
         }
-        environment |= {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"} | variables
+        # As in an activated environment: its programs, torchrun among them, are found by name.
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+        environment |= {"PATH": path, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"} | variables
         with self._log.open("w") as log:
             self.process = subprocess.Popen(
                 command,
