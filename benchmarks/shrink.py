@@ -3,7 +3,7 @@
     python -m benchmarks.shrink cifar10 --root ~/.cache/fedspec_dist          # cifar10_16px.npz
     python -m benchmarks.shrink fashion_mnist --root ~/.cache/fedspec_dist    # fashion_mnist_14px.npz
 
-reads the official files as the package does (and downloads them if it may), and writes the new one into the same folder.
+reads the official files as the package does (and downloads them if it may), and writes its own into the same folder.
 """
 
 from __future__ import annotations

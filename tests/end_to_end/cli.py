@@ -49,7 +49,8 @@ class Job:
         }
         # As in an activated environment: its programs, torchrun among them, are found by name.
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-        environment |= {"PATH": path, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"} | variables
+        environment |= {"PATH": path, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+        environment |= variables
         with self._log.open("w") as log:
             self.process = subprocess.Popen(
                 command,
