@@ -16,7 +16,7 @@ import numpy as np
 from fedspec_dist.data.cifar import Cifar10
 from fedspec_dist.data.fashion_mnist import FashionMnist
 
-_SOURCES = {"cifar10": Cifar10, "fashion_mnist": FashionMnist}
+_SOURCES: dict[str, type[Cifar10] | type[FashionMnist]] = {"cifar10": Cifar10, "fashion_mnist": FashionMnist}
 
 
 def shrink(images: np.ndarray) -> np.ndarray:
@@ -33,9 +33,15 @@ def main() -> None:
     options = parser.parse_args()
     root = options.root.expanduser()
     arrays = _SOURCES[options.dataset](root, True, 0).load()
-    images = {"train_images": shrink(arrays.train_images), "test_images": shrink(arrays.test_images)}
-    target = root / f"{options.dataset}_{images['test_images'].shape[1]}px.npz"
-    np.savez(target, **images, train_labels=arrays.train_labels, test_labels=arrays.test_labels)
+    test_images = shrink(arrays.test_images)
+    target = root / f"{options.dataset}_{test_images.shape[1]}px.npz"
+    np.savez(
+        target,
+        train_images=shrink(arrays.train_images),
+        train_labels=arrays.train_labels,
+        test_images=test_images,
+        test_labels=arrays.test_labels,
+    )
     print(target)
 
 
