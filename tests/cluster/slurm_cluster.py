@@ -51,13 +51,19 @@ class Settings:
     cpus: int = 4  # that each node claims to have, whatever the machine has
     mem_mb: int = 8192
     gpus: int = 2  # fake ones
+    signal_before_preemption: bool = True  # a site's choice, and not SLURM's default: then SIGTERM comes first
     job_id: int = 1000  # the first: submitit takes an old job's result file for that of a new one with the same id
 
 
 def slurm_conf(root: Path, settings: Settings) -> str:
-    """No cgroups, no accounting; a job in `main` preempts one in `low`, which is then requeued."""
+    """No cgroups, no accounting; a job in `main` preempts one in the other partitions.
+
+    `low` gives its jobs 20 s and requeues them, `abrupt` gives none, and `revoked` cancels its jobs.
+    """
     nodes = f"node[1-{settings.nodes}]"
     gres = f" Gres=gpu:{settings.gpus}" if settings.gpus else ""
+    # With it the job's own --signal goes before SIGTERM, GraceTime earlier.
+    preemption = "SlurmctldParameters=preempt_send_user_signal\n" if settings.signal_before_preemption else ""
     return f"""\
 ClusterName=fedspec
 SlurmctldHost=login(10.77.0.1)
@@ -91,9 +97,7 @@ SchedulerType=sched/backfill
 SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2,sched_min_interval=100000
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-# the job's own --signal goes before SIGTERM, GraceTime earlier
-SlurmctldParameters=preempt_send_user_signal
-JobRequeue=1
+{preemption}JobRequeue=1
 KillWait=5
 UnkillableStepTimeout=30
 ReturnToService=2
@@ -103,6 +107,8 @@ GresTypes=gpu
 NodeName={nodes} CPUs={settings.cpus} RealMemory={settings.mem_mb}{gres} State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=10 State=UP PriorityTier=10 PreemptMode=OFF
 PartitionName=low Nodes=ALL MaxTime=INFINITE DefaultTime=10 State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=20
+PartitionName=abrupt Nodes=ALL MaxTime=INFINITE DefaultTime=10 State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=0
+PartitionName=revoked Nodes=ALL MaxTime=INFINITE DefaultTime=10 State=UP PriorityTier=1 PreemptMode=CANCEL GraceTime=20
 """
 
 

@@ -1,19 +1,15 @@
-"""launch.submit on a real SLURM: finished, stopped, requeued, preempted, cancelled, killed, powered off."""
+"""launch.submit on a real SLURM: finished, stopped, requeued, cancelled, killed, powered off."""
 
 from __future__ import annotations
 
-import json
 import re
 import signal
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.runs import (
     LONG,
-    NUM_ROUNDS,
     TINY,
     environment_of,
     folder_of,
@@ -24,49 +20,17 @@ from tests.cluster.runs import (
     until,
 )
 from tests.cluster.slurm_cluster import Cluster
+from tests.cluster.submitted import (
+    ENDS,
+    attempts_of,
+    expect_the_bits_of_an_undisturbed_run,
+    launch,
+    outcomes_of,
+    submit,
+    submit_long,
+)
 
 pytestmark = pytest.mark.cluster
-ENDS = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
-
-
-def launch(slurm: Cluster, folder: Path, tool: str, *words: str, check: bool = True, timeout_s: float = 60) -> str:
-    command = (sys.executable, "-m", f"launch.{tool}", *words)
-    wide = {"COLUMNS": "300"}  # so that no table breaks its lines
-    return slurm.run(*command, folder=folder, check=check, timeout_s=timeout_s, variables=wide).stdout
-
-
-def submit(slurm: Cluster, folder: Path, *words: str) -> str:
-    return re.search(r"^job +(\S+)$", launch(slurm, folder, "submit", *words), re.MULTILINE)[1]  # type: ignore[index]
-
-
-def submit_long(slurm: Cluster, folder: Path, *words: str) -> str:
-    """Two ranks, which are at work on their third round when this returns, and will be for a while."""
-    pause(folder, 0.5)
-    job = submit(slurm, folder, *LONG, *words)
-    until(lambda: rounds_of(folder) >= 2, "round 2", timeout_s=90)
-    return job
-
-
-def attempts_of(folder: Path) -> list[dict]:
-    path = folder_of(folder) / "submission" / "attempts.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def outcomes_of(folder: Path) -> list[str]:
-    return [entry["outcome"] for entry in attempts_of(folder) if entry["event"] == "end"]
-
-
-def logs_of(folder: Path) -> str:
-    return "\n".join(path.read_text(errors="replace") for path in sorted(folder_of(folder).rglob("*_log.out")))
-
-
-def expect_the_bits_of_an_undisturbed_run(slurm: Cluster, folder: Path, job: str, timeout_s: float = 90) -> None:
-    """Once the job, which has been stopped, ends."""
-    pause(folder, 0)
-    state = slurm.wait_for(job, *ENDS, timeout_s=timeout_s)
-    assert state == "COMPLETED", f"{state}\n{logs_of(folder)}"
-    assert 2 <= environment_of(folder)["resumed_after_round"] < NUM_ROUNDS
-    assert model_of(folder) == undisturbed(LONG)
 
 
 def test_a_run_on_two_nodes_is_followed_to_its_end(slurm: Cluster, tmp_path: Path) -> None:
@@ -88,19 +52,6 @@ def test_scontrol_requeue(slurm: Cluster, tmp_path: Path) -> None:
     slurm.run("scontrol", "requeue", job)
     expect_the_bits_of_an_undisturbed_run(slurm, tmp_path, job)
     assert [entry["event"] for entry in attempts_of(tmp_path)].count("start") == 2
-
-
-def test_a_preempted_run_goes_on_behind_the_one_that_took_its_place(slurm: Cluster, tmp_path: Path) -> None:
-    job = submit_long(slurm, tmp_path, "--ranks-per-node", "2", "--partition", "low", "--extra", "nodelist=node1")
-    before = time.monotonic()
-    other = slurm.submit("-N2", "--exclusive", "--output=/dev/null", "--wrap", "sleep 8", folder=tmp_path)
-    slurm.wait_for(other, "RUNNING")
-    assert time.monotonic() - before < 20, "the preempted run did not leave of its own, but was ended after GraceTime"
-    assert outcomes_of(tmp_path) == ["requeued"]
-    # The queue is full now.
-    assert re.search(rf"PENDING \(\w+\).*{job}", launch(slurm, tmp_path, "status"))
-    expect_the_bits_of_an_undisturbed_run(slurm, tmp_path, job)
-    assert outcomes_of(tmp_path) == ["requeued", "finished"]
 
 
 def test_the_time_limit(slurm: Cluster, tmp_path: Path) -> None:
