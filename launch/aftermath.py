@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,8 @@ def main(arguments: Sequence[str], variables: Mapping[str, str] | None = None) -
     code, ended, folder = int(arguments[0]), arguments[1] == "1", Path(arguments[2])
     array, place = variables.get("SLURM_ARRAY_JOB_ID"), int(variables.get("SLURM_ARRAY_TASK_ID", "0"))
     job_id = f"{array}_{place}" if array else variables["SLURM_JOB_ID"]
-    text, again = settle(SubmissionFolder(run_of(folder, place)), folder, job_id, code, ended)
+    files, restart = SubmissionFolder(run_of(folder, place)), attempts.restart_of(variables)
+    text, again = settle(files, folder, job_id, code, ended, restart)
     if text:
         print(f"launch: {text}", file=sys.stderr, flush=True)
     if again:
@@ -35,16 +37,21 @@ def main(arguments: Sequence[str], variables: Mapping[str, str] | None = None) -
     return 0
 
 
-def settle(files: SubmissionFolder, folder: Path, job_id: str, code: int, ended: bool) -> tuple[str, bool]:
+def settle(
+    files: SubmissionFolder, folder: Path, job_id: str, code: int, ended: bool, restart: int
+) -> tuple[str, bool]:
     """What to say, and whether to start the job again; writes the attempt's end where nobody did."""
-    history = attempts.read(files.attempts, job_id)
-    if ended or code == 0 or (history and history[-1].outcome in attempts.SETTLED):
+    if ended or code == 0 or files.is_cancelled(job_id):
         return "", False
-    if files.is_cancelled(job_id):
+    history = attempts.read(files.attempts, job_id)
+    if not history or history[-1].restart != restart:  # this time rank 0 did not come so far as to say that it starts
+        attempts.add_start(files.attempts, job_id, files.rounds_saved(), socket.gethostname(), restart)
+        history = attempts.read(files.attempts, job_id)
+    if history[-1].outcome in attempts.SETTLED:
         return "", False
     settings = failures_allowed(files)
     failures = sum(attempt.outcome in (attempts.FAILED, attempts.RETRIED) for attempt in history) + 1
-    reason = explain(files, folder, job_id, code, history[-1].started if history else 0.0)
+    reason = explain(files, folder, job_id, code, history[-1].started)
     again = failures <= settings
     outcome = attempts.RETRIED if again else attempts.FAILED
     attempts.add_end(files.attempts, job_id, files.rounds_saved(), outcome, reason)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,19 @@ SETTLED = (FINISHED, REQUEUED, CANCELLED, STOPPED, GAVE_UP)
 
 @dataclass(frozen=True)
 class Attempt:
-    """Rounds are those of the newest checkpoint; `end_round` of a killed attempt is where the next one began."""
+    """Rounds are those of the newest checkpoint; `end_round` of a killed attempt is where the next one began.
+
+    Times are in seconds since 1970.
+    """
 
     job_id: str
     number: int  # from 1, within the job
     start_round: int
     started: float
+    restart: int = 0  # of the job as the launcher counts, see `restart_of`
     host: str = ""
     end_round: int | None = None
+    ended: float | None = None
     outcome: str | None = None
     reason: str = ""
 
@@ -63,10 +68,15 @@ def read(path: Path, job_id: str) -> list[Attempt]:
             if event["event"] == "start":
                 if found:  # it may have been killed, or have saved one more round after its account
                     found[-1] = replace(found[-1], end_round=max(found[-1].end_round or 0, event["round"]))
-                found.append(Attempt(job_id, len(found) + 1, event["round"], event["time"], event.get("host", "")))
+                number, restart, host = len(found) + 1, event.get("restart", 0), event.get("host", "")
+                found.append(Attempt(job_id, number, event["round"], event["time"], restart, host))
             elif found:
                 found[-1] = replace(
-                    found[-1], end_round=event["round"], outcome=event["outcome"], reason=event.get("reason", "")
+                    found[-1],
+                    end_round=event["round"],
+                    ended=event["time"],
+                    outcome=event["outcome"],
+                    reason=event.get("reason", ""),
                 )
         except (ValueError, KeyError, TypeError):
             continue
@@ -79,8 +89,17 @@ def last_start(path: Path, job_id: str) -> float:
     return found[-1].started if found else 0.0
 
 
-def add_start(path: Path, job_id: str, saved_round: int, host: str) -> None:
-    _append(path, {"event": "start", "job_id": job_id, "round": saved_round, "host": host})
+# `--cluster local` counts here what SLURM counts in SLURM_RESTART_COUNT.
+LOCAL_RESTARTS = "FEDSPEC_DIST_LOCAL_RESTARTS"
+
+
+def restart_of(variables: Mapping[str, str]) -> int:
+    """How often the job was started before, from the environment of its tasks and of its batch script."""
+    return int(variables.get("SLURM_RESTART_COUNT") or variables.get(LOCAL_RESTARTS) or 0)
+
+
+def add_start(path: Path, job_id: str, saved_round: int, host: str, restart: int) -> None:
+    _append(path, {"event": "start", "job_id": job_id, "round": saved_round, "host": host, "restart": restart})
 
 
 def add_end(path: Path, job_id: str, saved_round: int, outcome: str, reason: str) -> None:
@@ -95,20 +114,33 @@ def _append(path: Path, event: dict[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def reason_to_give_up(attempts: Sequence[Attempt], max_requeues: int, time_limit: str, checkpoint_every: int) -> str:
+# What starting, stopping and a busy scheduler may take of the time of a job.
+_SLACK_S = 60.0
+
+
+def stuck(attempts: Sequence[Attempt]) -> str:
+    """That the last two attempts that ended from outside got nowhere, and what to do; empty when they did."""
+    last = [attempt for attempt in attempts if attempt.was_interrupted][-2:]
+    if len(last) < 2 or attempts[-1] is not last[-1] or any(attempt.made_progress for attempt in last):
+        return ""
+    return (
+        f"attempts {last[0].number} and {last[1].number} were both ended before one more round was saved (both at "
+        f"round {last[1].start_round}): give more time (--time), checkpoint more often (checkpoint.every), or make "
+        "rounds smaller (clients_per_round, local.epochs)"
+    )
+
+
+def reason_to_give_up(attempts: Sequence[Attempt], max_requeues: int, seconds: float) -> str:
     """Why these attempts, the last of them ended, must not be followed by another; empty when they may.
 
-    Only attempts that ended from outside count: failures are counted by `requeue_on_failure`.
+    Only attempts that ended from outside count: failures are counted by `requeue_on_failure`. `seconds` are what an
+    attempt has until it is told of its time limit. Two that got nowhere in all of them end the job at once; where a
+    preemption came first, the next attempt may be luckier.
     """
     interrupted = [attempt for attempt in attempts if attempt.was_interrupted]
-    last = interrupted[-2:]
-    if len(last) == 2 and attempts[-1] is last[-1] and not any(attempt.made_progress for attempt in last):
-        return (
-            f"attempts {last[0].number} and {last[1].number} were both ended before one more round was saved "
-            f"(both at round {last[1].start_round}), so a further one would do no better. Give more time (--time, now "
-            f"{time_limit}), checkpoint more often (checkpoint.every, now {checkpoint_every}), or make rounds smaller "
-            "(clients_per_round, local.epochs)"
-        )
+    had_its_time = [a.ended is not None and a.ended - a.started > seconds - _SLACK_S for a in interrupted[-2:]]
+    if all(had_its_time) and (said := stuck(attempts)):
+        return f"{said}. Both had all of their time, so a further one would do no better"
     if len(interrupted) > max_requeues:
         return (
             f"the job was ended from outside {len(interrupted)} times, and cluster.max_requeues is {max_requeues}. "
@@ -118,5 +150,7 @@ def reason_to_give_up(attempts: Sequence[Attempt], max_requeues: int, time_limit
 
 
 def with_end(attempts: Sequence[Attempt], end_round: int, outcome: str) -> list[Attempt]:
-    """As they would be if the last one ended so."""
-    return [*attempts[:-1], replace(attempts[-1], end_round=end_round, outcome=outcome)] if attempts else []
+    """As they would be if the last one ended so, now."""
+    if not attempts:
+        return []
+    return [*attempts[:-1], replace(attempts[-1], end_round=end_round, ended=time.time(), outcome=outcome)]

@@ -14,7 +14,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from submitit.core.job_environment import JobEnvironment
 from submitit.helpers import Checkpointable, DelayedSubmission
 
+from fedspec_dist.config import minutes
 from launch import attempts
 from launch.cause import Decision, find_cause
 from launch.cluster import LAUNCHER_VARIABLES
@@ -39,8 +40,12 @@ class Rules:
 
     max_requeues: int
     time: str
-    checkpoint_every: int
     signal_before_s: int
+
+    @property
+    def seconds(self) -> float:
+        """What an attempt has until it is told of its time limit."""
+        return minutes(self.time) * 60.0 - self.signal_before_s
 
 
 class Job(Checkpointable):
@@ -99,10 +104,9 @@ class Job(Checkpointable):
         print(f"launch: {decision.reason}", file=sys.stderr, flush=True)
         if decision.outcome != attempts.REQUEUED:
             sys.exit(1)
-        if decision.by_scheduler:
-            sys.exit(0)
-        requeue(signal.SIGUSR2, None)  # ends this process
-        raise AssertionError("submitit's handler returned")
+        if not decision.by_scheduler:
+            _requeue(account, requeue, decision.reason)
+        sys.exit(0)
 
     def _when_overdue(self, account: _Account, stopped_by: str, requeue: Any) -> bool:
         """In another thread, while the run is still at it: what of the above cannot wait. False if all of it can."""
@@ -116,8 +120,10 @@ class Job(Checkpointable):
             os._exit(1)
         if not decision.by_scheduler:
             try:
-                requeue(signal.SIGUSR2, None)
+                _requeue(account, requeue, reason)
             except SystemExit as leaving:
+                if leaving.code == 1:  # refused; the run is asked again once it has stopped, if it still can
+                    return False
                 if self.where == "local":  # its controller waits for this code
                     os._exit(int(leaving.code or 0))
         return True  # the run may still save its round before SLURM ends it
@@ -135,6 +141,17 @@ class Job(Checkpointable):
         return 0
 
 
+def _requeue(account: _Account, requeue: Any, reason: str) -> NoReturn:
+    """By submitit's handler, which ends this thread with a code of its own; with 1 when it is refused."""
+    try:
+        requeue(signal.SIGUSR2, None)
+    except Exception as error:
+        refused = f"{reason}, but the requeue failed ({error}); submit it again to go on"
+        account.end(attempts.STOPPED, refused)
+        _leave(refused)
+    raise AssertionError("submitit's handler returned")
+
+
 class _Account:
     """attempts.jsonl of this job, written by rank 0."""
 
@@ -145,11 +162,14 @@ class _Account:
 
     def start(self) -> None:
         """Leave at once when the earlier attempts, killed without time to decide, show that this one is useless."""
-        attempts.add_start(self._files.attempts, self._job_id, self._files.rounds_saved(), socket.gethostname())
-        before = attempts.read(self._files.attempts, self._job_id)[:-1]
+        path, restart = self._files.attempts, attempts.restart_of(os.environ)
+        attempts.add_start(path, self._job_id, self._files.rounds_saved(), socket.gethostname(), restart)
+        before = attempts.read(path, self._job_id)[:-1]
         if before and (reason := self._reason_to_give_up(before)):
             self.end(attempts.GAVE_UP, reason)
             _leave(reason)
+        if said := attempts.stuck(before):
+            print(f"launch: {said}", file=sys.stderr, flush=True)
 
     def end(self, outcome: str, reason: str) -> None:
         attempts.add_end(self._files.attempts, self._job_id, self._files.rounds_saved(), outcome, reason)
@@ -161,13 +181,13 @@ class _Account:
         ended = attempts.with_end(
             attempts.read(self._files.attempts, self._job_id), self._files.rounds_saved(), attempts.REQUEUED
         )
-        reason = self._reason_to_give_up(ended)
-        return Decision(attempts.GAVE_UP, reason) if reason else cause
+        if reason := self._reason_to_give_up(ended):
+            return Decision(attempts.GAVE_UP, reason)
+        said = attempts.stuck(ended)
+        return replace(cause, reason=f"{cause.reason}; {said}") if said else cause
 
     def _reason_to_give_up(self, ended: Sequence[attempts.Attempt]) -> str:
-        return attempts.reason_to_give_up(
-            ended, self._rules.max_requeues, self._rules.time, self._rules.checkpoint_every
-        )
+        return attempts.reason_to_give_up(ended, self._rules.max_requeues, self._rules.seconds)
 
 
 def _run(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> tuple[int, str | None]:

@@ -13,11 +13,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 
 from submitit.local.local import LOCAL_REQUEUE_RETURN_CODE, Controller, LocalExecutor, LocalJob
 
 from launch.aftermath import settle
+from launch.attempts import LOCAL_RESTARTS
 from launch.cluster import LAUNCHER_VARIABLES
 from launch.record import SubmissionFolder, run_of
 
@@ -95,18 +97,20 @@ class LocalController(Controller):
             time.sleep(_POLL_S)
 
     def run(self, max_retry: int = 0) -> None:
-        again = True
-        while again:
+        for restart in count():
+            os.environ[LOCAL_RESTARTS] = str(restart)
             try:
                 self.start_tasks()
                 codes = self.wait()
             finally:
                 self.kill_tasks()
-            again = LOCAL_REQUEUE_RETURN_CODE in codes or self._after_failure(codes)
+            if LOCAL_REQUEUE_RETURN_CODE not in codes and not self._after_failure(codes, restart):
+                return
 
-    def _after_failure(self, codes: Sequence[int | None]) -> bool:
+    def _after_failure(self, codes: Sequence[int | None], restart: int) -> bool:
         code = next(filter(None, codes), -signal.SIGKILL if None in codes else 0)
-        text, again = settle(SubmissionFolder(run_of(self.folder, 0)), self.folder, self.pid, code, ended=False)
+        files = SubmissionFolder(run_of(self.folder, 0))
+        text, again = settle(files, self.folder, self.pid, code, ended=False, restart=restart)
         if text:
             with (self.folder / f"{self.pid}_0_log.out").open("a", encoding="utf-8") as log:
                 log.write(f"launch: {text}; exit codes of the ranks: {list(codes)}\n")

@@ -87,6 +87,9 @@ def _error(files: SubmissionFolder, record: Record, state: queue.QueueState | No
     history = attempts.read(files.attempts, record.job_id)
     if history and history[-1].outcome in (attempts.FAILED, attempts.GAVE_UP):
         return history[-1].reason
+    ended = [attempt for attempt in history if attempt.end_round is not None]
+    if ended and files.rounds_saved() <= (ended[-1].end_round or 0) and (said := attempts.stuck(ended)):
+        return said
     if history and history[-1].outcome in attempts.SETTLED:
         return ""
     if state is not None and state.is_alive and (not history or history[-1].outcome is None):

@@ -215,7 +215,7 @@ def _job(files: SubmissionFolder, config: Config, cluster: str, doctor: bool) ->
     from launch.job import Job, Rules
 
     asked = config.cluster
-    rules = Rules(asked.max_requeues, asked.time, config.checkpoint.every, asked.signal_before_s)
+    rules = Rules(asked.max_requeues, asked.time, asked.signal_before_s)
     arguments = [str(files.config), *(["--debug"] if cluster == "debug" and not doctor else [])]
     return Job(files.run_folder, arguments, rules, cluster, "doctor" if doctor else "main")
 

@@ -40,8 +40,8 @@ class Run:
         self.record = Record("7", cluster, str(self.folder), 2, 1, "1h", socket.gethostname(), time.time())
         self.files.write_record(self.record)
 
-    def started(self, round_number: int = 0) -> Run:
-        attempts.add_start(self.files.attempts, "7", round_number, "node1")
+    def started(self, round_number: int = 0, restart: int = 0) -> Run:
+        attempts.add_start(self.files.attempts, "7", round_number, "node1", restart)
         return self
 
     def ended(self, outcome: str, round_number: int = 0, reason: str = "") -> Run:
@@ -52,8 +52,8 @@ class Run:
         write(self.record.log(rank), text)
         return self
 
-    def settle(self, code: int, ended: bool = False) -> tuple[str, bool]:
-        return aftermath.settle(self.files, self.folder, "7", code, ended)
+    def settle(self, code: int, ended: bool = False, restart: int = 0) -> tuple[str, bool]:
+        return aftermath.settle(self.files, self.folder, "7", code, ended, restart)
 
     def finish(self) -> Run:
         write(self.path / "summary.json", '{"status": "finished"}')
@@ -89,12 +89,14 @@ def test_an_exception_is_explained_by_the_runs_own_log(run: Run) -> None:
     assert not again
 
 
-def test_failures_are_tried_again_as_often_as_allowed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rank_0_starts", [True, False], ids=["started", "before rank 0 could say that it starts"])
+def test_failures_are_tried_again_as_often_as_allowed(tmp_path: Path, rank_0_starts: bool) -> None:
     run = Run(tmp_path, retries=2)
     texts = []
-    for _ in range(3):
-        run.started()
-        text, again = run.settle(1)
+    for restart in range(3):
+        if rank_0_starts:
+            run.started(restart=restart)
+        text, again = run.settle(1, restart=restart)
         texts.append((text.split(". ")[1], again))
     assert texts == [
         ("Starting again from the last checkpoint (1 of 2 further attempts)", True),
@@ -111,8 +113,17 @@ def test_what_rank_0_has_settled_stays_settled(tmp_path: Path, outcome: str) -> 
 
 
 def test_a_failure_after_a_requeue_is_a_new_one(tmp_path: Path) -> None:
-    run = Run(tmp_path, retries=1).started().ended(REQUEUED).started()
-    assert run.settle(1)[1]
+    run = Run(tmp_path, retries=1).started().ended(REQUEUED).started(restart=1)
+    assert run.settle(1, restart=1)[1]
+
+
+def test_a_failure_after_a_requeue_counts_even_if_rank_0_never_started(tmp_path: Path) -> None:
+    run = Run(tmp_path, retries=1).started().ended(REQUEUED)
+    assert run.settle(127, restart=1)[1]
+    text, again = run.settle(127, restart=2)
+    assert text.startswith("the job failed with exit code 127")
+    assert not again
+    assert [a.outcome for a in attempts.read(run.files.attempts, "7")] == [REQUEUED, RETRIED, FAILED]
 
 
 @pytest.mark.parametrize(("code", "ended"), [(0, False), (143, True), (137, True)])
@@ -130,7 +141,7 @@ def test_the_batch_scripts_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = Run(tmp_path, retries=1)
-    attempts.add_start(run.files.attempts, "40_0", 3, "node1")
+    attempts.add_start(run.files.attempts, "40_0", 3, "node1", 0)
     requeued: list[str] = []
     monkeypatch.setattr(queue, "requeue", requeued.append)
     variables = {"SLURM_JOB_ID": "41", "SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "0"}
@@ -142,7 +153,7 @@ def test_the_batch_scripts_command(
         raise QueueError("Requested operation is presently disabled")
 
     monkeypatch.setattr(queue, "requeue", refuse)
-    attempts.add_start(run.files.attempts, "7", 3, "node1")
+    attempts.add_start(run.files.attempts, "7", 3, "node1", 0)
     assert aftermath.main(["1", "0", str(run.folder)], {"SLURM_JOB_ID": "7"}) == 1
     assert "SLURM did not requeue the job: Requested operation is presently disabled" in capsys.readouterr().err
 

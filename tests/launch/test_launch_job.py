@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -105,8 +106,9 @@ class Task:
         self.monkeypatch = monkeypatch
         self.files = SubmissionFolder(tmp_path / "run")
         self.where = where
-        self.rules = Rules(max_requeues=10, time="1h", checkpoint_every=5, signal_before_s=120)
+        self.rules = Rules(max_requeues=10, time="1h", signal_before_s=120)
         self.requeues = 0
+        self.refusal: Exception | None = None  # of scontrol
         self.leaves_with: int | None = None  # of submitit's handler: an exit code, or None for `Requeued`
         for name in [name for name in os.environ if name.startswith(("SLURM_", "SUBMITIT_"))]:
             monkeypatch.delenv(name)
@@ -125,6 +127,8 @@ class Task:
 
         def requeue(number: int, frame: object) -> None:
             self.requeues += 1
+            if self.refusal is not None:
+                raise self.refusal
             if threading.current_thread() is not threading.main_thread():
                 raise SystemExit(self.leaves_with or -1)
             raise Requeued
@@ -198,24 +202,51 @@ def test_a_signal_before_the_run_takes_over_ends_it_at_once(task: Task) -> None:
     assert task.run(main) == "requeued"
 
 
+# So short that any attempt has had all of its time.
+SHORT = Rules(max_requeues=10, time="1m", signal_before_s=10)
+
+
 def test_two_attempts_without_a_round_are_the_last(task: Task, capsys: pytest.CaptureFixture[str]) -> None:
     stopped_by(task.monkeypatch, "SIGUSR2")
+    task.rules = SHORT
     assert task.run(lambda arguments: 75) == "requeued"
     assert task.run(lambda arguments: 75) == "exit 1"
     assert [attempt.outcome for attempt in task.history()] == [REQUEUED, GAVE_UP]
     assert "attempts 1 and 2 were both ended before one more round was saved" in capsys.readouterr().err
 
 
-def test_attempts_that_were_killed_count_too(task: Task) -> None:
+def test_preempted_long_before_its_limit_a_run_may_try_again_but_says_so(
+    task: Task, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped_by(task.monkeypatch, "SIGUSR2")
+    assert [task.run(lambda arguments: 75) for _ in range(2)] == ["requeued", "requeued"]
+    assert "requeued; attempts 1 and 2 were both ended before one more round" in task.history()[-1].reason
+    capsys.readouterr()
+    assert task.run(lambda arguments: 0) == 0
+    assert "launch: attempts 1 and 2 were both ended before one more round" in capsys.readouterr().err
+
+
+def test_attempts_that_were_killed_count_too(task: Task, capsys: pytest.CaptureFixture[str]) -> None:
     """The scheduler left them no time to say anything, and started the job again."""
-    for _ in range(2):
-        attempts.add_start(task.files.attempts, "7", 0, "node1")
+    task.rules = Rules(max_requeues=1, time="1h", signal_before_s=120)
+    for restart in range(2):
+        attempts.add_start(task.files.attempts, "7", 0, "node1", restart)
 
     def main(arguments: Sequence[str]) -> int:
         raise AssertionError("started all the same")
 
     assert task.run(main) == "exit 1"
     assert task.history()[-1].outcome == GAVE_UP
+    assert "ended from outside 2 times, and cluster.max_requeues is 1" in capsys.readouterr().err
+
+
+def test_a_requeue_that_is_refused_says_so(task: Task, capsys: pytest.CaptureFixture[str]) -> None:
+    stopped_by(task.monkeypatch, "SIGUSR2")
+    task.refusal = subprocess.CalledProcessError(1, ["scontrol", "requeue", "7"])
+    assert task.run(lambda arguments: 75) == "exit 1"
+    assert task.history()[-1].outcome == STOPPED
+    assert "requeued, but the requeue failed (Command" in capsys.readouterr().err
+    assert task.history()[-1].reason.endswith("submit it again to go on")
 
 
 def test_the_schedulers_own_requeue_is_left_to_it(task: Task) -> None:
@@ -306,7 +337,7 @@ def test_a_job_can_be_pickled_by_reference() -> None:
     """The nodes import this module; they do not get a copy of it."""
     import cloudpickle
 
-    content = cloudpickle.dumps(Job(Path("run"), ["config.yaml"], Rules(1, "1h", 5, 120), "slurm"))
+    content = cloudpickle.dumps(Job(Path("run"), ["config.yaml"], Rules(1, "1h", 120), "slurm"))
     assert len(content) < 1000
     assert b"launch.job" in content
 
@@ -384,10 +415,20 @@ def test_a_requeue_by_the_scheduler_is_noted_meanwhile(impatient: Task) -> None:
     assert task.requeues == 0
 
 
-def test_a_run_that_can_never_stop_in_time_is_given_up(impatient: Task) -> None:
+def test_an_overdue_run_whose_requeue_is_refused_may_still_stop_by_itself(impatient: Task) -> None:
     task = impatient
     stopped_by(task.monkeypatch, "SIGUSR2")
-    attempts.add_start(task.files.attempts, "7", 0, "node1")
+    task.refusal = subprocess.CalledProcessError(1, ["scontrol", "requeue", "7"])
+    assert task.run(busy(lambda: task.history()[-1].outcome)) == "exit 1"
+    assert task.requeues == 2
+    assert task.history()[-1].outcome == STOPPED
+
+
+def test_a_run_that_can_never_stop_in_time_is_given_up(impatient: Task) -> None:
+    task = impatient
+    task.rules = SHORT
+    stopped_by(task.monkeypatch, "SIGUSR2")
+    attempts.add_start(task.files.attempts, "7", 0, "node1", 0)
     attempts.add_end(task.files.attempts, "7", 0, REQUEUED, "")
     codes: list[int] = []
     task.monkeypatch.setattr(os, "_exit", codes.append)

@@ -196,7 +196,7 @@ def test_a_job_of_unknown_state_may_still_run(
         "may still be job 77 (started on elsewhere). If you know that it has ended, delete" in capsys.readouterr().err
     )
     files = SubmissionFolder(run_folder())
-    attempts.add_start(files.attempts, "77", 0, "elsewhere")
+    attempts.add_start(files.attempts, "77", 0, "elsewhere", 0)
     attempts.add_end(files.attempts, "77", 0, attempts.FAILED, "known")
     assert submit.main(["rounds=3"]) == 0
 
