@@ -315,7 +315,7 @@ class Cluster(Section):
     gpus_per_node: CountOrZero | None
     ranks_per_node: Count | None
     cpus_per_rank: Count | None
-    mem_gb: Positive | None
+    mem_gb: NotNegative | None
     time: Annotated[str, AfterValidator(_time)]
     partition: str | None
     account: str | None

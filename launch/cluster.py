@@ -114,6 +114,16 @@ def check_signal(cluster: Cluster) -> None:
         )
 
 
+def check_after(cluster: Cluster, where: str, after: str | None) -> None:
+    """Raises:
+    ConfigError: there is no queue to wait in, or the section has another dependency.
+    """
+    if after is not None and where != "slurm":
+        raise ConfigError(f"--after: got {after!r}, but --cluster {where} has no queue; allowed: --cluster slurm")
+    if after is not None and "dependency" in _extra(cluster):
+        raise ConfigError(f"cluster.extra.dependency: got one, and --after {after} is another; give only one of them")
+
+
 def _extra(cluster: Cluster) -> dict[str, Any]:
     """Further sbatch options under their names, checked."""
     options = {}
@@ -125,10 +135,11 @@ def _extra(cluster: Cluster) -> dict[str, Any]:
             raise ConfigError(f"cluster.extra.{key}: has a key of its own; give cluster.{_OWN_KEYS[name]} instead")
         if name in _RESERVED:
             raise ConfigError(f"cluster.extra.{key}: is set by launch.submit itself; leave it out")
-        if value is False or not isinstance(value, (str, int, float)) or "\n" in str(value):
+        # sbatch takes a backslash out of a value however it is quoted.
+        if value is False or not isinstance(value, (str, int, float)) or {"\n", "\\"} & set(str(value)):
             raise ConfigError(
-                f"cluster.extra.{key}: got {value!r}; allowed: one line of text, a number, or true for an option "
-                "without a value"
+                f"cluster.extra.{key}: got {value!r}; allowed: one line of text without a backslash, a number, or true "
+                "for an option without a value"
             )
         options[name] = value
     return options
@@ -178,6 +189,39 @@ def sbatch_parameters(
     if array and cluster.array_parallelism is not None:
         parameters["array_parallelism"] = cluster.array_parallelism
     return parameters
+
+
+# sbatch obeys variables of the shell more than the lines of a script: these would undo what the launcher needs, ...
+_UNDOING = (
+    "REQUEUE",
+    "NO_REQUEUE",
+    "SIGNAL",
+    "OPEN_MODE",
+    "ARRAY_INX",
+    "WAIT",
+    "TIMELIMIT",
+    "JOB_NAME",
+    "OUTPUT",
+    "ERROR",
+)
+# ... and these what the user has typed. A variable for what is not typed is a site's or a user's default, and stays.
+_VARIABLES = {
+    "account": ("ACCOUNT",),
+    "partition": ("PARTITION",),
+    "qos": ("QOS",),
+    "constraint": ("CONSTRAINT",),
+    "gpus_per_node": ("GPUS_PER_NODE", "GPUS", "GPUS_PER_TASK"),
+    "mem_gb": ("MEM_PER_NODE", "MEM_PER_CPU", "MEM_PER_GPU"),
+}
+
+
+def overriding_variables(cluster: Cluster) -> set[str]:
+    """Names of the variables from which sbatch would take other settings than those of this section."""
+    names = {*_UNDOING, *(name.upper().replace("-", "_") for name in _extra(cluster))}
+    for key, variables in _VARIABLES.items():
+        if getattr(cluster, key) is not None:
+            names |= set(variables)
+    return {f"SBATCH_{name}" for name in names}
 
 
 def setup_lines(python: str, root: Path, folder: Path) -> list[str]:

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -24,6 +24,8 @@ from launch.submit import ROOT, Submission, submit_array
 EXIT_FAILED, EXIT_STOPPED = 1, 75
 _POLL_S = 0.2
 _QUEUE_POLL_S = 5.0
+# On a network file system a file of another host may be seen this much later than the end of its job.
+_SETTLE_S = 10.0
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -164,7 +166,7 @@ def run_on_slurm(study: Study, wait: bool, submit: Callable[..., list[Submission
                 if study.sweep.tune is not None:
                     say("start the same command again when they have ended: what comes next depends on the results")
                 return 0
-            if not _wait_for_queue(study, stopped):
+            if not _wait_for_queue(study, tried, stopped):
                 say("no longer waiting; the jobs go on, and python -m launch.cancel RUN ends one")
                 return EXIT_STOPPED
     failed = study.waiting()
@@ -173,15 +175,29 @@ def run_on_slurm(study: Study, wait: bool, submit: Callable[..., list[Submission
     return EXIT_FAILED if failed else 0
 
 
-def _wait_for_queue(study: Study, stopped: Callable[[], int]) -> bool:
-    """Until no run is in the queue; False when a signal came first."""
+def _wait_for_queue(study: Study, tried: set[Path], stopped: Callable[[], int]) -> bool:
+    """Until no run is in the queue and the ends of those tried are seen; False when a signal came first."""
     while queue_states(study.waiting()):
-        deadline = time.monotonic() + _QUEUE_POLL_S
-        while time.monotonic() < deadline:
-            if stopped():
-                return False
-            time.sleep(_POLL_S)
+        if not _pause(_QUEUE_POLL_S, stopped):
+            return False
         write_report(study)
+    deadline = time.monotonic() + _SETTLE_S
+    while (late := [run for run in study.waiting() if run.folder in tried]) and time.monotonic() < deadline:
+        for run in late:
+            with suppress(OSError):
+                os.listdir(run.folder)  # NFS then asks its server about the files in it
+        if not _pause(min(1.0, _SETTLE_S), stopped):
+            return False
+    return True
+
+
+def _pause(seconds: float, stopped: Callable[[], int]) -> bool:
+    """False when a signal came first."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if stopped():
+            return False
+        time.sleep(_POLL_S)
     return True
 
 

@@ -69,7 +69,8 @@ def wait(
                 show(f"job {record.job_id}: {now}\n")
             if text := log.read():
                 show(text)
-        if not state.is_alive:
+        # Where the queue cannot be asked the files may tell.
+        if not state.is_alive or (state.name == queue.UNKNOWN and files.finished()):
             # Not at once: the account of the end may be on its way, and a job that is requeued ends first.
             ended_at = ended_at or time.monotonic()
             known = outcome(files, record, state)

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedspec_dist.config import Config, minutes
-from launch.cluster import LAUNCHER_VARIABLES, Layout, sbatch_parameters, setup_lines
+from fedspec_dist.config import Cluster, Config, minutes
+from launch.cluster import LAUNCHER_VARIABLES, Layout, overriding_variables, sbatch_parameters, setup_lines
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -32,7 +32,10 @@ def sbatch(folder: Path, config: Config, name: str, after: str | None, jobs: Seq
     setup = setup_lines(sys.executable, ROOT, folder)
     executor.update_parameters(**sbatch_parameters(config.cluster, name, setup, after, array=len(jobs) > 1))
     try:
-        with clean_environment(), contextlib.redirect_stderr(io.StringIO()):  # submitit shows what it also raises
+        with (
+            clean_environment(config.cluster),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):  # submitit shows what it also raises
             submitted = executor.submit_array(list(jobs)) if len(jobs) > 1 else [executor.submit(jobs[0])]
     except (FailedJobError, FailedSubmissionError) as error:
         raise SubmitError(
@@ -47,13 +50,15 @@ def _sentence(text: str) -> str:
 
 
 @contextlib.contextmanager
-def clean_environment() -> Iterator[None]:
-    """sbatch copies the environment: of a surrounding job or launcher nothing must get into the new one."""
+def clean_environment(cluster: Cluster) -> Iterator[None]:
+    """sbatch copies and obeys the environment: nothing of a surrounding job or launcher must get into the new one."""
     inside = "SLURM_JOB_ID" in os.environ
+    overriding = overriding_variables(cluster)
     stale = {
         name: value
         for name, value in os.environ.items()
         if name in LAUNCHER_VARIABLES
+        or name in overriding
         or name.startswith("SUBMITIT_")
         or (inside and name.startswith(("SLURM_", "SLURMD_", "SRUN_")) and name != "SLURM_CONF")
     }

@@ -24,6 +24,7 @@ from launch.cluster import (
     CLUSTERS,
     Layout,
     check,
+    check_after,
     check_path,
     check_signal,
     sbatch_parameters,
@@ -71,8 +72,7 @@ def submit(
     layout = check(config, cluster)
     if cluster == "local" and time_limit:
         check_signal(config.cluster)
-    if after is not None and cluster != "slurm":
-        raise ConfigError(f"--after: got {after!r}, but --cluster {cluster} has no queue; allowed: --cluster slurm")
+    check_after(config.cluster, cluster, after)
     files = _files(config, doctor)
     folder = files.jobs / new_name()
     _prepare(files, config, arguments, cluster, fresh)
@@ -88,9 +88,7 @@ def submit(
     return _submitted(files, folder, job_id, cluster, config, layout)
 
 
-def submit_array(
-    entries: Sequence[tuple[Config, Sequence[str]]], name: str = "sweep", after: str | None = None
-) -> list[Submission]:
+def submit_array(entries: Sequence[tuple[Config, Sequence[str]]], name: str = "sweep") -> list[Submission]:
     """Submit many runs to SLURM as one job array, at most `cluster.array_parallelism` of them at once.
 
     Skipping finished runs is the caller's; a run that is in the queue is refused.
@@ -111,7 +109,7 @@ def submit_array(
         _prepare(files, config, arguments, "slurm", fresh=False)
     jobs = [_job(files, config, "slurm", doctor=False) for files, config in zip(all_files, configs, strict=True)]
     write_runs(folder, [files.run_folder for files in all_files])
-    job_ids = sbatch(folder, configs[0], name, after, jobs)
+    job_ids = sbatch(folder, configs[0], name, None, jobs)
     return [
         _submitted(files, folder, job_id, "slurm", config, layout)
         for files, job_id, config in zip(all_files, job_ids, configs, strict=True)
@@ -137,13 +135,14 @@ def _check_alike(configs: Sequence[Config]) -> None:
 def plan(config: Config, cluster: str, after: str | None, time_limit: bool, doctor: bool) -> str:
     """What `submit` would do, and for SLURM the text that sbatch would get."""
     layout = check(config, cluster)
+    check_after(config.cluster, cluster, after)
     files = _files(config, doctor)
     run_arguments = shlex.join(["python", "-m", f"fedspec_dist.{'doctor' if doctor else 'main'}", str(files.config)])
     lines = [
         f"run folder   {files.run_folder}",
         f"cluster      {cluster}",
         f"ranks        {layout.ranks}: {layout.ranks_per_node} on each of {layout.nodes} node(s), "
-        + (f"{layout.gpus_per_node} GPU(s) a node" if layout.gpus_per_node else "no GPUs asked for"),
+        + _gpus(config, layout),
         f"time limit   {config.cluster.time if cluster == 'slurm' or time_limit else 'none'}",
         f"each rank    {run_arguments}",
     ]
@@ -153,6 +152,13 @@ def plan(config: Config, cluster: str, after: str | None, time_limit: bool, doct
         text = sbatch_text(sbatch_parameters(config.cluster, config.name, setup, after), sys.executable, folder)
         lines += ["", "sbatch would get:", "", text.rstrip()]
     return "\n".join(lines)
+
+
+def _gpus(config: Config, layout: Layout) -> str:
+    if layout.gpus_per_node:
+        return f"{layout.gpus_per_node} GPU(s) a node"
+    asked = [key for key in config.cluster.extra if key.startswith(("gpu", "gres", "tres"))]
+    return f"GPUs as --extra {asked[0]} says" if asked else "no GPUs asked for"
 
 
 # ------------------------------------------------------------------------------------------ steps
@@ -325,7 +331,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--time", metavar="90m|4h|1d12h|HH:MM:SS", help="the limit; --cluster local has none without this option")
     for option in _TEXTS[1:]:
         add(f"--{option}", metavar="TEXT")
-    add("--array-parallelism", metavar="N", help="runs of a job array at once")
+    add("--array-parallelism", metavar="N", help="of a sweep (launch.sweep): runs at once")
     add("--extra", action="append", metavar="KEY=VALUE", help="any other option of sbatch; may be repeated")
     add("--after", metavar="JOBID", help="start when that job has ended, however it ended")
     add("--dry-run", action="store_true", help="print the plan and the text for sbatch; submit nothing")

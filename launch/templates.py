@@ -98,6 +98,11 @@ def values_of(
             f"cluster.nodes: got {shape.nodes}, but a run of {name} has one node; allowed: 1, or the templates "
             "several_nodes and one_task_per_rank"
         )
+    if cluster.requeue_on_failure:
+        raise ConfigError(
+            f"cluster.requeue_on_failure: got {cluster.requeue_on_failure}, but a template starts a job again only "
+            "after a signal; allowed: 0, or launch.submit"
+        )
     if bool(runs) != (name == "array"):
         raise ConfigError("--run: once for each run of an array, and for array only")
     further = sbatch_parameters(cluster, config.name, ())["additional_parameters"]

@@ -22,7 +22,10 @@ _SPENT = "the budget of {budget} is spent"
 
 @dataclass(frozen=True)
 class Search:
-    """A first grid (key -> values) and how it may grow; `budget` counts points."""
+    """A first grid (key -> values) and how it may grow; `budget` counts points.
+
+    With `expand` an axis of numbers has two or more: their ratio is the first step.
+    """
 
     axes: Mapping[str, Sequence[Scalar]]
     expand: bool = True
@@ -90,7 +93,7 @@ def step(
         if found is None:
             return Verdict(None, None, False, "no point has a finite result", len(grid.known))
         sides = _open_sides(grid, found[1] - search.tolerance)
-        reason = _grow(search, grid, first, sides, legal) if sides else "values on all sides are worse"
+        reason = _grow(search, grid, first, sides, legal) if sides else _why_interior(grid)
         if reason is not None:
             return Verdict(*found, not sides, reason, len(grid.known))
 
@@ -121,6 +124,10 @@ def _grow(
     return None if grown else f"at the bound of what the config allows: {where}"
 
 
+def _why_interior(grid: _Grid) -> str:
+    return "values on all sides are worse" if any(map(_ordered, grid.values.values())) else "all values were tried"
+
+
 def _open_sides(grid: _Grid, threshold: float) -> dict[tuple[int, int], Point]:
     """Where the plateau of the best points has no tried neighbour: (axis, side) -> the first such point."""
     sides: dict[tuple[int, int], Point] = {}
@@ -135,7 +142,9 @@ def _open_sides(grid: _Grid, threshold: float) -> dict[tuple[int, int], Point]:
 def _beyond(values: Sequence[Scalar], first: Sequence[Scalar], side: int) -> Iterator[Scalar]:
     """Values beyond the edge: by the step of the edge's neighbours, then by half of it, and so on.
 
-    No step is below an eighth of the first grid's, so that growth towards a bound ends.
+    No step is below an eighth of the first grid's, so that growth towards a bound ends. A grid of whole numbers may be
+    one of fractions too, as 1 and 10 of a learning rate: what lies beyond is tried as it is, and rounded only where the
+    config takes whole numbers alone.
     """
     edge, inner = _edge(values, side)
     geometric = _is_geometric(values, edge, inner)
@@ -146,10 +155,13 @@ def _beyond(values: Sequence[Scalar], first: Sequence[Scalar], side: int) -> Ite
         if halving and abs(size) < smallest * (1 - 1e-6):
             return
         value = float(f"{edge * math.exp(size) if geometric else edge + size:.6g}")
-        if whole:
-            yield edge + side if round(value) == edge else round(value)
+        if not whole:
+            yield value
+        elif value == round(value) != edge:
+            yield round(value)
         else:
             yield value
+            yield edge + side if round(value) == edge else round(value)
 
 
 def _edge(values: Sequence[Scalar], side: int) -> tuple[float, float]:
@@ -175,8 +187,8 @@ def _is_geometric(values: Sequence[Scalar], edge: float, inner: float) -> bool:
 
 
 def _ordered(values: Sequence[Scalar]) -> bool:
-    """Whether an axis has a direction to grow in: numbers, at least two."""
-    return len(values) > 1 and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
+    """Whether an axis has a direction to grow in: numbers, not names."""
+    return all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
 
 
 def _nearest_first(grid: _Grid, points: list[Point]) -> list[Point]:

@@ -46,7 +46,7 @@ class _Cifar:
 
     def load(self) -> Arrays:
         fetch = self._fetch if self.download else None
-        files.locate(self.name, [self.folder], self.names, self.command, fetch)
+        files.locate(self.name, [self.folder], self.names, self.command, self.root, fetch)
         batches = [self._read(self.folder / name) for name in self.train_names]
         test_images, test_labels = self._read(self.folder / self.test_name)
         return Arrays(
@@ -59,10 +59,10 @@ class _Cifar:
             std=self.std,
         )
 
-    def _fetch(self) -> None:
+    def _fetch(self, root: Path) -> None:
         import torchvision  # imported here: it takes a second, and few runs download
 
-        getattr(torchvision.datasets, self.torchvision_name)(self.root, download=True)
+        getattr(torchvision.datasets, self.torchvision_name)(root, download=True)
 
     def _read(self, path: Path) -> tuple[np.ndarray, np.ndarray]:
         try:

@@ -51,9 +51,8 @@ class FashionMnist:
         return "fashion_mnist 1 " + files.stamp(folder / name for name in _NAMES)
 
     def load(self) -> Arrays:
-        folder = files.locate(
-            "fashion_mnist", self.folders, _NAMES, self.command, self._fetch if self.download else None
-        )
+        fetch = self._fetch if self.download else None
+        folder = files.locate("fashion_mnist", self.folders, _NAMES, self.command, self.root, fetch)
         train_images, train_labels, test_images, test_labels = (self._read(folder / name) for name in _NAMES)
         return Arrays(
             train_images=train_images[..., None],
@@ -65,12 +64,10 @@ class FashionMnist:
             std=self.std,
         )
 
-    def _fetch(self) -> None:
-        from torchvision.datasets import (
-            FashionMNIST,
-        )  # imported here: it takes a second, and few runs download
+    def _fetch(self, root: Path) -> None:
+        from torchvision.datasets import FashionMNIST  # imported here: it takes a second, and few runs download
 
-        FashionMNIST(self.root, download=True)
+        FashionMNIST(root, download=True)
 
     def _read(self, path: Path) -> np.ndarray:
         num_dimensions = 3 if "idx3" in path.name else 1

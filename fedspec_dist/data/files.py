@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-DOWNLOAD_TIMEOUT_S = 30.0
+from .downloads import download_into
 
 
 class DatasetNotFoundError(ValueError):
@@ -50,40 +47,21 @@ def locate(
     folders: Sequence[Path],
     names: Sequence[str],
     command: str,
-    download: Callable[[], object] | None = None,
+    root: Path | None = None,
+    download: Callable[[Path], object] | None = None,
 ) -> Path:
-    """The folder with the files, after one download when they are nowhere yet and `download` is given.
+    """The folder with the files, after one download into `root` when they are nowhere yet and `download` is given.
 
     Raises:
         DatasetNotFoundError: nowhere, or the download failed.
     """
     folder, failure = first_complete(folders, names), None
-    if folder is None and download is not None:
-        failure = _attempt(download)
+    if folder is None and download is not None and root is not None:
+        try:
+            download_into(root, name, lambda: first_complete(folders, names) is not None, download)
+        except (OSError, RuntimeError) as error:  # URLError is an OSError; a bad checksum is a RuntimeError
+            failure = " ".join(str(error).split()) or type(error).__name__
         folder = first_complete(folders, names)
     if folder is None:
         raise not_found(name, folders, command, failure)
     return folder
-
-
-def _attempt(download: Callable[[], object]) -> str | None:
-    """Runs a download; the reason when it fails."""
-    try:
-        # The downloader prints a progress bar and every mirror it tries; the outcome is all a rank should
-        # say.
-        with _socket_timeout(DOWNLOAD_TIMEOUT_S), contextlib.redirect_stdout(io.StringIO()):
-            download()
-    except (OSError, RuntimeError) as error:  # URLError is an OSError; a bad checksum is a RuntimeError
-        return " ".join(str(error).split()) or type(error).__name__
-    return None
-
-
-@contextlib.contextmanager
-def _socket_timeout(seconds: float) -> Iterator[None]:
-    """Without it, a compute node whose packets are dropped hangs for minutes instead of failing."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(seconds)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(before)

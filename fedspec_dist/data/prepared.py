@@ -12,9 +12,7 @@ import hashlib
 import json
 import logging
 import os
-import re
 import shutil
-import socket
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +24,7 @@ from torch import Tensor
 
 from .arrays import Arrays
 from .files import DatasetNotFoundError
+from .temporary import remove_leftovers, temporary_name
 
 logger = logging.getLogger(__name__)
 
@@ -217,13 +216,13 @@ def _wait(name: str, source: Source, parent: Path) -> Path:
 
 def _prepare(name: str, source: Source, parent: Path) -> Path:
     """The folder, made now unless it is there and whole."""
-    _remove_leftovers(parent)
+    remove_leftovers(parent)
     if (folder := _finished(name, source, parent)) is not None:
         return folder
     arrays = source.load()
     arrays.check(name)
     folder = parent / _folder_name(name, source)
-    temporary = _temporary(folder)
+    temporary = temporary_name(folder)
     try:
         _write(temporary, arrays)
         _install(temporary, folder)
@@ -270,35 +269,12 @@ def _install(temporary: Path, folder: Path) -> None:
 
 def _discard(folder: Path) -> None:
     """Removes a folder so that nobody sees half of it, and nobody minds if another process was faster."""
-    aside = _temporary(folder.with_name(folder.name + ".damaged"))
+    aside = temporary_name(folder.with_name(folder.name + ".damaged"))
     try:
         os.rename(folder, aside)
     except FileNotFoundError:
         return
     shutil.rmtree(aside, ignore_errors=True)
-
-
-def _temporary(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.tmp-{socket.gethostname()}-{os.getpid()}")
-
-
-def _remove_leftovers(parent: Path) -> None:
-    """Removes temporary folders of processes of this host that are no more."""
-    pattern = re.compile(rf"\..+\.tmp-{re.escape(socket.gethostname())}-(\d+)")
-    for folder in parent.glob(".*.tmp-*"):
-        match = pattern.fullmatch(folder.name)
-        if match and not _is_alive(int(match.group(1))):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # another user's
-        return True
-    return True
 
 
 def _cannot_write(folder: Path, arrays: Arrays, error: OSError) -> OSError:

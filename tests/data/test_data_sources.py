@@ -187,7 +187,7 @@ def test_missing_fashion_mnist_names_places_and_command(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_debian_package")
 def test_failed_download_gives_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: FashionMnist) -> None:
+    def fail(self: FashionMnist, root: Path) -> None:
         raise urllib.error.URLError("no route to host")
 
     monkeypatch.setattr(FashionMnist, "_fetch", fail)
@@ -197,7 +197,9 @@ def test_failed_download_gives_the_reason(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.usefixtures("no_debian_package")
 def test_download_is_used_once_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FashionMnist, "_fetch", lambda self: write_fashion(self.root / "FashionMNIST/raw"))
+    monkeypatch.setattr(FashionMnist, "_fetch", lambda self, root: write_fashion(root / "FashionMNIST/raw"))
+    assert len(FashionMnist(tmp_path, True, 0).load().train_labels) == 8
+    monkeypatch.setattr(FashionMnist, "_fetch", lambda self, root: pytest.fail("downloaded again"))
     assert len(FashionMnist(tmp_path, True, 0).load().train_labels) == 8
 
 
@@ -471,7 +473,7 @@ def test_fingerprints_change_with_the_files(tmp_path: Path) -> None:
 
 
 def test_fingerprint_of_a_missing_set_never_downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Cifar10, "_fetch", lambda self: pytest.fail("downloaded"))
+    monkeypatch.setattr(Cifar10, "_fetch", lambda self, root: pytest.fail("downloaded"))
     with pytest.raises(DatasetNotFoundError):
         Cifar10(tmp_path, True, 0).fingerprint()
 

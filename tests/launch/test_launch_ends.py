@@ -15,7 +15,7 @@ from rich.console import Console
 from launch import aftermath, attempts, cancel, follow, queue, status
 from launch.attempts import CANCELLED, FAILED, FINISHED, GAVE_UP, REQUEUED, RETRIED, STOPPED
 from launch.logs import Tail, last_error, srun_errors, tail
-from launch.queue import GONE, QueueError, QueueState
+from launch.queue import GONE, UNKNOWN, QueueError, QueueState
 from launch.record import Record, SubmissionFolder, run_of, write, write_runs
 
 # As the log of rank 0 looked when rank 1 had been killed: srun writes there too.
@@ -256,6 +256,14 @@ def test_waiting_shows_the_log_and_the_queue(run: Run, monkeypatch: pytest.Monke
     shown: list[str] = []
     assert follow.wait(run.path, shown.append, poll_s=0.01).finished
     assert "".join(shown) == "job 7: PENDING\nround 1/2\njob 7: RUNNING\njob 7: COMPLETED\nround 2/2"
+
+
+def test_a_finished_run_is_not_waited_for_where_the_queue_cannot_be_asked(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states(monkeypatch, UNKNOWN)
+    run.finish()
+    assert follow.wait(run.path, poll_s=0.01) == follow.Outcome(True, "finished")
 
 
 def test_between_two_attempts_a_job_has_not_ended(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

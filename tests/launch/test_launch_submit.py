@@ -129,6 +129,17 @@ def test_outside_a_job_the_users_slurm_settings_stay(cluster: Path, monkeypatch:
     assert "SLURM_CLUSTERS=big" in Path(f"{cluster}.env").read_text()
 
 
+def test_the_shells_variables_do_not_overrule_what_is_typed(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To sbatch they count more than the lines of the script, where all options of submitit stand."""
+    names = ("ACCOUNT", "PARTITION", "RESERVATION", "QOS", "MEM_PER_CPU", "NO_REQUEUE", "TIMELIMIT", "WAIT", "SIGNAL")
+    for name in names:
+        monkeypatch.setenv(f"SBATCH_{name}", "other")
+    assert submit.main(["rounds=3", "--account", "mine", "--extra", "reservation=mine", "--mem-gb", "4"]) == 0
+    got = {line.split("=")[0] for line in Path(f"{cluster}.env").read_text().splitlines() if line.startswith("SBATCH_")}
+    got.discard("SBATCH_COPY")  # of the program that stands for sbatch here
+    assert got == {"SBATCH_PARTITION", "SBATCH_QOS"}  # not typed: the user's or the site's default
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -141,6 +152,7 @@ def test_outside_a_job_the_users_slurm_settings_stay(cluster: Path, monkeypatch:
         (["--cluster", "local", "--after", "3"], "--after: got '3', but --cluster local has no queue"),
         (["--cluster", "local", "--time", "2m"], "cluster.signal_before_s: got 120 with cluster.time 2m"),
         (["output=50%"], "cannot stand in the path of a submitted run"),
+        (["--extra", "dependency=singleton", "--after", "3"], "cluster.extra.dependency: got one, and --after 3 is"),
         (["--extra", "output=x"], "cluster.extra.output: is set by launch.submit itself"),
     ],
 )

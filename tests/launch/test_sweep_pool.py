@@ -292,6 +292,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     cluster = Cluster()
     monkeypatch.setattr(drive, "queue_states", lambda runs: dict(cluster.queued))
     monkeypatch.setattr(drive, "_QUEUE_POLL_S", 0.01)
+    monkeypatch.setattr(drive, "_SETTLE_S", 0.1)
     return cluster
 
 
@@ -336,6 +337,21 @@ def test_runs_that_came_to_nothing_are_told_and_not_submitted_again(
     assert drive.run_on_slurm(study, wait=True, submit=cluster.submit) == drive.EXIT_FAILED
     assert len(cluster.arrays) == 1
     assert "pending: digits-specgrad rounds=1 seed=0: after 0 of 1 rounds: see python -m" in capsys.readouterr().out
+
+
+def test_results_that_are_seen_after_the_end_of_their_job_count(
+    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = study_of(tmp_path, "seeds: [1]")
+    monkeypatch.setattr(drive, "_SETTLE_S", 10.0)
+    monkeypatch.setattr(drive, "queue_states", lambda runs: {})
+
+    def listdir(folder: Path) -> None:  # what makes NFS look again
+        folder.mkdir(parents=True, exist_ok=True)
+        exec(FINISH, {"FOLDER": str(folder), "ROUNDS": 1})
+
+    monkeypatch.setattr(drive.os, "listdir", listdir)
+    assert drive.run_on_slurm(study, wait=True, submit=cluster.submit) == 0
 
 
 def test_the_plan_for_slurm_has_the_text_for_sbatch(tmp_path: Path) -> None:

@@ -101,6 +101,10 @@ def test_what_is_asked_for_is_in_the_script() -> None:
     assert "--nnodes=2 --nproc-per-node=4 " in text
 
 
+def test_all_memory_of_a_node() -> None:
+    assert "--mem=0M" in directives(render("single_node", values("single_node", "cluster.mem_gb=0")))
+
+
 def test_a_task_for_each_rank() -> None:
     text = render("one_task_per_rank", values("one_task_per_rank", "cluster={nodes: 2, ranks_per_node: 3}"))
     assert {"--nodes=2", "--ntasks-per-node=3", "--cpus-per-task=1"} <= set(directives(text))

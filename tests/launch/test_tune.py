@@ -35,6 +35,11 @@ def peak(**optima: float) -> Surface:
     return lambda *point: -sum(math.log(x / best) ** 2 for x, best in zip(point, optima.values(), strict=True))
 
 
+def whole(point: Point) -> bool:
+    """What a config takes for a count."""
+    return all(isinstance(value, int) and value >= 1 for value in point)
+
+
 def test_an_optimum_within_the_first_grid_asks_for_nothing_more() -> None:
     verdict, _told, batches = solve(Search({"lr": [0.1, 0.01, 1.0]}, budget=9), peak(lr=0.1))
     assert verdict == Verdict((0.1,), 0.0, True, "values on all sides are worse", 3)
@@ -81,7 +86,7 @@ def test_a_plateau_inside_needs_no_growth() -> None:
 
 def test_an_equal_point_apart_from_the_first_counts_too() -> None:
     values = {1: 0.1, 2: 0.9, 3: 0.1, 4: 0.9}
-    verdict, told, _ = solve(Search({"n": [1, 2, 3, 4]}, budget=9), lambda n: values.get(n, 0.0))
+    verdict, told, _ = solve(Search({"n": [1, 2, 3, 4]}, budget=9), lambda n: values.get(n, 0.0), whole)
     assert (5,) in told
     assert verdict.best == (2,)
     assert verdict.interior
@@ -169,11 +174,29 @@ def test_an_axis_with_negative_values_grows_by_differences() -> None:
     assert all(isinstance(b, int) for (b,) in told)
 
 
-def test_whole_numbers_stay_whole_and_always_move() -> None:
-    verdict, told, _ = solve(Search({"epochs": [4, 5]}, budget=20), lambda n: -abs(n - 1), lambda point: point[0] >= 1)
+def test_whole_numbers_stay_whole_and_always_move_where_the_config_takes_no_others() -> None:
+    verdict, told, _ = solve(Search({"epochs": [4, 5]}, budget=20), lambda n: -abs(n - 1), whole)
     assert all(isinstance(n, int) for (n,) in told)
     assert verdict.best == (1,)
     assert verdict.reason == "at the bound of what the config allows: epochs below 1"
+
+
+@pytest.mark.parametrize("values", [[1, 10], [1, 10, 100]])
+def test_a_grid_written_in_whole_numbers_goes_below_one_by_ratios(values: list[int]) -> None:
+    verdict, told, _ = solve(Search({"lr": values}, budget=9), peak(lr=0.1), lambda point: point[0] > 0)
+    assert verdict.best == (0.1,)
+    assert verdict.interior
+    assert sorted(lr for (lr,) in told)[:3] == [0.01, 0.1, 1]
+
+
+def test_a_single_number_has_no_neighbours() -> None:
+    verdict, _, _ = solve(Search({"lr": [0.1]}, expand=False), peak(lr=0.1))
+    assert verdict == Verdict((0.1,), 0.0, False, "not tried: lr below 0.1, lr above 0.1", 1)
+
+
+def test_of_names_alone_all_are_tried() -> None:
+    verdict, _, _ = solve(Search({"mode": ["a", "b"]}, budget=5), lambda mode: mode == "b")
+    assert verdict == Verdict(("b",), True, True, "all values were tried", 2)
 
 
 def test_names_have_no_edge() -> None:
