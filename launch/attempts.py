@@ -139,12 +139,14 @@ def reason_to_give_up(attempts: Sequence[Attempt], max_requeues: int, seconds: f
     """
     interrupted = [attempt for attempt in attempts if attempt.was_interrupted]
     had_its_time = [a.ended is not None and a.ended - a.started > seconds - _SLACK_S for a in interrupted[-2:]]
-    if all(had_its_time) and (said := stuck(attempts)):
+    said = stuck(attempts)
+    if said and all(had_its_time):
         return f"{said}. Both had all of their time, so a further one would do no better"
     if len(interrupted) > max_requeues:
         return (
             f"the job was ended from outside {len(interrupted)} times, and cluster.max_requeues is {max_requeues}. "
             "Submit it again to go on from the last checkpoint, with a longer --time or a larger cluster.max_requeues"
+            + (f"; {said}" if said else "")
         )
     return ""
 

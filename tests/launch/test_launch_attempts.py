@@ -101,6 +101,8 @@ def test_the_number_of_requeues_is_bounded() -> None:
         "the job was ended from outside 3 times, and cluster.max_requeues is 2. Submit it again"
     )
     assert reason(attempt(1, 0, 5), max_requeues=0) != ""
+    unlucky = [attempt(1, 0, 2), attempt(2, 2, 2, lasted=9), attempt(3, 2, 2, lasted=9)]
+    assert reason(*unlucky, max_requeues=2).endswith(f"cluster.max_requeues; {STUCK}")
 
 
 def test_what_would_be_if_the_last_one_ended_now() -> None:
