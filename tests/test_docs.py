@@ -92,3 +92,9 @@ def test_files_that_pages_name_exist(page: Path) -> None:
 @pytest.mark.parametrize("path", sorted(ROOT.glob("benchmarks/studies/*.yaml")), ids=lambda path: path.name)
 def test_every_study_in_the_repository_is_valid(path: Path) -> None:
     assert load_sweep(path).cases
+
+
+@pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
+def test_the_tests_that_a_page_names_exist(page: str) -> None:
+    for name in re.findall(r"`((?:\w+/)?test_\w+\.py)`", (ROOT / "docs" / page).read_text()):
+        assert (ROOT / "tests" / name).is_file(), name
