@@ -96,5 +96,5 @@ def test_every_study_in_the_repository_is_valid(path: Path) -> None:
 
 @pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
 def test_the_tests_that_a_page_names_exist(page: str) -> None:
-    for name in re.findall(r"`((?:\w+/)?test_\w+\.py)`", (ROOT / "docs" / page).read_text()):
+    for name in re.findall(r"`(?:tests/)?((?:\w+/)?test_\w+\.py)`", (ROOT / "docs" / page).read_text()):
         assert (ROOT / "tests" / name).is_file(), name
