@@ -50,6 +50,7 @@ def _row(files: SubmissionFolder, record: Record | None, slurm: Mapping[str, que
     metrics = _last_metrics(files.run_folder / "metrics.jsonl")
     total, done = _rounds(files), int(metrics.get("round", 0))
     finished = files.finished()
+    working = state if state and state.is_alive and not finished else None
     error = "" if finished or record is None else _error(files, record, state)
     return Row(
         run=files.run_folder.name,
@@ -57,8 +58,8 @@ def _row(files: SubmissionFolder, record: Record | None, slurm: Mapping[str, que
         job_id=record.job_id if record else "",
         rounds=f"{done}/{total}" if total else str(done),
         accuracy=f"{metrics['test_accuracy']:.4f}" if metrics.get("test_accuracy") is not None else "",
-        elapsed=state.elapsed if state and state.is_alive else _duration(metrics.get("seconds_total")),
-        left=_time_left(state, total - done, metrics.get("seconds_mean")) if state and state.is_alive else "",
+        elapsed=working.elapsed if working else _duration(metrics.get("seconds_total")),
+        left=_time_left(working, total - done, metrics.get("seconds_mean")) if working else "",
         error=error if len(error) <= _ERROR_WIDTH else f"{error[:_ERROR_WIDTH]}...",
     )
 

@@ -369,6 +369,24 @@ def test_a_finished_run_hides_old_errors(run: Run, monkeypatch: pytest.MonkeyPat
     assert (row.state, row.error) == ("finished", "")
 
 
+def test_a_finished_run_whose_job_is_about_to_end_has_no_time_left(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.started().finish()
+    metrics(run, '{"round": 120, "test_accuracy": 0.5, "seconds_round": 2.0}')
+    row = shown(run, monkeypatch, QueueState("COMPLETING", "", "4:11", "9:19"))
+    assert (row.state, row.elapsed, row.left) == ("finished", "4:00", "")
+
+
+def test_a_run_that_gets_nowhere_says_so_until_it_does(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for restart in range(3):
+        run.started(2, restart)
+    running = QueueState("RUNNING", "", "0:41", "9:19")
+    checkpoint = run.path / "checkpoints" / "round-000002"
+    checkpoint.mkdir(parents=True)
+    assert shown(run, monkeypatch, running).error.startswith("attempts 1 and 2 were both ended before one more round")
+    checkpoint.rename(checkpoint.with_name("round-000003"))
+    assert shown(run, monkeypatch, running).error == ""
+
+
 def test_runs_without_a_job_are_shown_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "runs" / "by-torchrun"
     write(path / "config.yaml", "rounds: 9\n")
