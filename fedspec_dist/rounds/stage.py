@@ -154,11 +154,8 @@ def check_phase(config: Config, phase: Phase, module: nn.Module, layout: Paramet
     """
     try:
         algorithm = make_algorithm(phase)
-        if algorithm.needs_features and not isinstance(module, Network):
-            raise ValueError(
-                f"local.algorithm: {phase.local.algorithm.type} acts on features, but model.type {config.model.type} "
-                "has no represent(): derive it from fedspec_dist.models.network.Network"
-            )
+        if algorithm.needs_features:
+            _check_features(config, phase, algorithm, module, layout)
         algorithm.bind(layout.segments)
         for choice in (phase.filter, phase.server.filter):
             make_filter(choice, layout)
@@ -167,6 +164,23 @@ def check_phase(config: Config, phase: Phase, module: nn.Module, layout: Paramet
         _make(methods.AGGREGATORS, phase.server.aggregator).check(layout.segments)
     except ValueError as error:
         raise ValueError(f"{prefix}{error}") from error
+
+
+def _check_features(
+    config: Config, phase: Phase, algorithm: LocalAlgorithm, module: nn.Module, layout: ParameterLayout
+) -> None:
+    name = phase.local.algorithm.type
+    if not isinstance(module, Network):
+        raise ValueError(
+            f"local.algorithm: {name} acts on features, but model.type {config.model.type} has no represent(): derive "
+            "it from fedspec_dist.models.network.Network"
+        )
+    behind = (f"{module.classifier}.", *(["projection."] if algorithm.needs_levels else []))
+    if all(segment.name.startswith(behind) for segment in layout.segments):
+        raise ValueError(
+            f"trainable: got {phase.trainable}, with which nothing trains before the features that local.algorithm "
+            f"{name} acts on: it would be FedAvg; train earlier layers too, or set local.algorithm: fedavg"
+        )
 
 
 def make_algorithm(phase: Phase) -> LocalAlgorithm:

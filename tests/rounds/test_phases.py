@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
+from fedspec_dist import methods
 from fedspec_dist.config import load
 from fedspec_dist.models.cnn import Cnn
 from fedspec_dist.models.resnet import ResNet20
@@ -40,6 +41,32 @@ def test_a_method_that_does_not_suit_the_model_is_found_before_the_first_round(
     model = nn.Linear(3, 2) if "moon" in overrides[0] else ResNet20((1, 8, 8), 3)
     with pytest.raises(ValueError, match=message):
         check_patterns(config, model)
+
+
+ON_FEATURES = [name for name, entry in methods.LOCAL_ALGORITHMS.items() if entry.build().needs_features]
+
+
+@pytest.mark.parametrize("name", ON_FEATURES)
+def test_a_method_that_acts_on_features_is_refused_where_none_of_them_trains(name: str) -> None:
+    reason = rf"trainable: got \['fc\.\*'\], .* local\.algorithm {name} acts on: it would be FedAvg; train earlier"
+    with pytest.raises(ValueError, match=f"^{reason}"):
+        check_patterns(load(None, [f"local.algorithm={name}", "trainable=['fc.*']"]), MODEL)
+    second = f"phases=[{{rounds: 1}}, {{rounds: 1, trainable: ['fc.*'], local: {{algorithm: {name}}}}}]"
+    with pytest.raises(ValueError, match=rf"^phases\.1\.{reason}"):
+        check_patterns(load(None, [second]), MODEL)
+    check_patterns(load(None, [f"local.algorithm={name}", "trainable=['conv2.*', 'fc.*']"]), MODEL)
+
+
+@pytest.mark.parametrize("name", ON_FEATURES)
+def test_a_projection_head_makes_features_but_no_levels(name: str) -> None:
+    model = Cnn((1, 8, 8), 3, width=2)
+    model.add_projection(4)
+    config = load(None, [f"local.algorithm={name}", "model.projection=4", "trainable=['projection.*', 'fc.*']"])
+    if methods.LOCAL_ALGORITHMS[name].build().needs_levels:
+        with pytest.raises(ValueError, match=r"^trainable: got \['projection\.\*', 'fc\.\*'\]"):
+            check_patterns(config, model)
+    else:
+        assert check_patterns(config, model)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ class FedRCL(LocalAlgorithm):
     """
 
     needs_features = True
+    needs_levels = True
 
     def __init__(
         self,
