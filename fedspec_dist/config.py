@@ -22,15 +22,18 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
     ValidationError,
     create_model,
+    model_serializer,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from fedspec_dist import methods
 from fedspec_dist.compatibility import check_combinations
-from fedspec_dist.methods import Count, CountOrZero, Family, Fraction, NotNegative, Patterns, Positive
+from fedspec_dist.methods import LATER, Count, CountOrZero, Family, Fraction, NotNegative, Patterns, Positive
 from fedspec_dist.overrides import (
     DATA_COMMON,
     FAMILIES,
@@ -125,6 +128,10 @@ DEFAULTS: dict[str, Any] = {
 # ------------------------------------------------------------------------------------------ schema
 
 
+# The context in which a config is written down for its fingerprint: without later options that are at their defaults.
+_DECIDING = "deciding"
+
+
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -136,6 +143,15 @@ class Choice(Section):
 
     def parameters(self, without: Iterable[str] = ()) -> dict[str, Any]:
         return self.model_dump(exclude={"type", *without})
+
+    @model_serializer(mode="wrap")
+    def _serialized(self, whole: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        values: dict[str, Any] = whole(self)
+        if info.context != _DECIDING:
+            return values
+        fields = type(self).model_fields
+        later = {key for key in values if LATER in fields[key].metadata and values[key] == fields[key].default}
+        return {key: value for key, value in values.items() if key not in later}
 
 
 class _ChoiceOf:
@@ -378,7 +394,10 @@ class Config(Section):
 
     def to_dict(self) -> dict[str, Any]:
         """The resolved config in the form in which a file states it."""
-        resolved = self.model_dump()
+        return self._stated()
+
+    def _stated(self, context: str | None = None) -> dict[str, Any]:
+        resolved = self.model_dump(context=context)
         dataset = resolved["data"].pop("dataset")
         resolved["data"] = {"dataset": dataset.pop("type"), **dataset, **resolved["data"]}
         if resolved["clients_per_round"] >= 1:
@@ -397,9 +416,9 @@ class Config(Section):
         another time limit, at another number of ranks. Nor does `on_nonfinite`: it decides whether a run goes on,
         and one that ended at a bad client may go on without it.
         """
-        deciding = self.to_dict()
+        deciding = self._stated(_DECIDING)
         if self.phases:  # whole ones, and nothing that none of them uses
-            deciding["phases"] = [phase.model_dump() for phase in self.phases]
+            deciding["phases"] = [phase.model_dump(context=_DECIDING) for phase in self.phases]
             for key in PHASE_SECTIONS:
                 del deciding[key]
         for key in ("name", "output", "checkpoint", "tracking", "cluster"):

@@ -21,6 +21,10 @@ NotNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Patterns = Annotated[list[str], Field(min_length=1)]
 
+# Marks the type of an option that came after runs had been made. At its default, which is what those runs did, it has
+# no part in the hash that names a run's folder, so that they are found again.
+LATER = "later"
+
 
 @dataclass(frozen=True)
 class Method:
@@ -239,7 +243,11 @@ SERVER_OPTIMIZERS = {
 # Parameters that every method of a family has; they outlive a change of `type` in an override.
 PARTITION_COMMON: dict[str, tuple[Any, Any]] = {"clients": (Count, 20)}
 MODEL_COMMON: dict[str, tuple[Any, Any]] = {"projection": (Count | None, None)}
-FILTER_COMMON: dict[str, tuple[Any, Any]] = {"layers": (Patterns, ["*"]), "min_size": (CountOrZero, 0)}
+FILTER_COMMON: dict[str, tuple[Any, Any]] = {
+    "layers": (Patterns, ["*"]),
+    "min_size": (CountOrZero, 0),
+    "min_dim": (Annotated[Count, LATER], 1),
+}
 
 
 @dataclass(frozen=True)

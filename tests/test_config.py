@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from functools import reduce
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
 from fedspec_dist import config as config_module
 from fedspec_dist.config import Config, ConfigError, load, minutes
+from fedspec_dist.methods import FAMILIES, LATER
 
 
 def _file(folder: Path, text: str) -> Path:
@@ -57,7 +61,7 @@ def test_either_form_of_a_method_gives_its_defaults(overrides: list[str]) -> Non
 
 def test_another_method_drops_the_parameters_of_the_old_one_but_not_the_familys() -> None:
     config = load(None, ["filter.layers=[fc*]", "filter=none", "data.partition.clients=7", "data.partition=iid"])
-    assert config.filter.model_dump() == {"type": "none", "layers": ["fc*"], "min_size": 0}
+    assert config.filter.model_dump() == {"type": "none", "layers": ["fc*"], "min_size": 0, "min_dim": 1}
     assert config.data.partition.model_dump() == {"type": "iid", "clients": 7}
 
 
@@ -206,6 +210,42 @@ def test_what_does_not_decide_the_result_does_not_change_the_hash(override: str)
 )  # fmt: skip
 def test_what_decides_the_result_changes_the_hash(override: str) -> None:
     assert load(None, [override]).fingerprint() != load().fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fingerprint"),
+    [
+        (["filter=none"], "9d736f6d"),
+        (["filter=rfft"], "561ec6fb"),
+        (["filter=none", "local.algorithm=fedsam"], "ea1664be"),
+        (["filter=none", "local.algorithm=mofedsam"], "3c4475d3"),
+        (["filter=none", "server.weights=feddisco"], "5e9f052d"),
+        (["filter=none", "phases=[{rounds: 2}, {rounds: 3, local: {lr: 0.1}}]"], "d2777936"),
+    ],
+)
+def test_runs_from_before_an_option_came_are_found_again(overrides: list[str], fingerprint: str) -> None:
+    assert load(None, overrides).fingerprint() == fingerprint
+
+
+LATER_OPTIONS = [
+    (key, name, option, default)
+    for key, family in FAMILIES.items()
+    for name in family.table
+    for option, (kind, default) in family.parameters(name).items()
+    if LATER in get_args(kind)
+]
+
+
+@pytest.mark.parametrize(("key", "name", "option", "default"), LATER_OPTIONS)
+def test_a_later_option_decides_where_it_is_not_at_its_default(key: str, name: str, option: str, default: Any) -> None:
+    def given(value: Any) -> str:
+        return load(None, [f"{key}={{type: {name}, {option}: {json.dumps(value)}}}"]).fingerprint()
+
+    before = load(None, [f"{key}={name}"])
+    assert given(default) == before.fingerprint()
+    assert given({bool: not default, int: 7, str: "test"}[type(default)]) != before.fingerprint()
+    section = reduce(getattr, key.split("."), before)
+    assert section.model_dump()[option] == default, "what is saved with a run says it all the same"
 
 
 def test_a_fraction_of_clients_is_at_least_one() -> None:

@@ -195,8 +195,12 @@ def aggregator_needs(phase: Phase) -> frozenset[str]:
 
 
 def make_filter(choice: Any, layout: ParameterLayout) -> Filter:
-    """The filter on the layers that match `layers` and have at least `min_size` entries."""
-    segments = [segment for segment in layout.select(choice.layers) if segment.size >= choice.min_size]
+    """The filter on the layers that match `layers` and have at least `min_size` entries and `min_dim` axes."""
+    segments = [
+        segment
+        for segment in layout.select(choice.layers)
+        if segment.size >= choice.min_size and len(segment.shape) >= choice.min_dim
+    ]
     made: Filter = methods.FILTERS[choice.type].build(segments, **choice.parameters(without=methods.FILTER_COMMON))
     return made
 

@@ -7,7 +7,9 @@ from fedspec_dist import methods
 from fedspec_dist.config import load
 from fedspec_dist.models.cnn import Cnn
 from fedspec_dist.models.resnet import ResNet20
+from fedspec_dist.parameters import ParameterLayout
 from fedspec_dist.rounds.phases import check_patterns, phase_of_round
+from fedspec_dist.rounds.stage import make_filter
 
 MODEL = Cnn((1, 8, 8), 3, width=2)
 
@@ -67,6 +69,24 @@ def test_a_projection_head_makes_features_but_no_levels(name: str) -> None:
             check_patterns(config, model)
     else:
         assert check_patterns(config, model)
+
+
+@pytest.mark.parametrize("name", methods.FILTERS)
+def test_a_filter_is_given_the_layers_that_are_asked_for(name: str) -> None:
+    layout = ParameterLayout(MODEL)
+
+    def given(setting: str) -> list[str]:
+        config = load(None, [f"filter={{type: {name}, {setting}}}", f"server.filter={{type: {name}, {setting}}}"])
+        first, second = (make_filter(choice, layout).segments for choice in (config.filter, config.server.filter))
+        assert first == second
+        return [segment.name for segment in first]
+
+    everything = [segment.name for segment in layout.segments]
+    assert given("min_dim: 1") == given("layers: ['*']") == everything
+    assert given("min_dim: 2") == ["conv1.weight", "conv2.weight", "conv3.weight", "fc.weight"]
+    assert given("min_dim: 4, layers: ['conv1*', 'fc*']") == ["conv1.weight"]
+    assert given("min_dim: 5") == []
+    assert given("min_size: 7") == [segment.name for segment in layout.segments if segment.size >= 7] != everything
 
 
 @pytest.mark.parametrize(

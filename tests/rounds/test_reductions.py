@@ -66,6 +66,11 @@ EXACT: dict[str, tuple[list[str], list[str], list[str]]] = {
     "trim 0 is uniform": (["server.aggregator={type: trimmed_mean, trim: 0.0}"], FEDAVG, ["clients_per_round=1"]),
     "rfft cut 0": (["filter={type: rfft, ratio: 0.0}"], FEDAVG, []),
     "a filter on no layer": (["filter={type: rfft, ratio: 0.5, min_size: 100000}"], FEDAVG, []),
+    "a filter on tensors of two axes or more": (
+        ["filter={type: rfft, ratio: 0.3, min_dim: 2}"],
+        ["filter={type: rfft, ratio: 0.3, layers: ['conv*.weight', 'fc.weight']}"],
+        [],
+    ),
     "a schedule that stays": (["filter={type: rfft, schedule: [[1, 0.1]]}"], ["filter={type: rfft, ratio: 0.1}"], []),
     "server filter cut 0": (["server.filter={type: rfft, ratio: 0.0}"], FEDAVG, []),
     "a range of one": (["local.epochs={min: 2, max: 2}"], ["local.epochs=2"], []),
