@@ -206,10 +206,10 @@ WEIGHTS = {
     "fedawa": method(
         ".server.weights.fedawa:FedAwa",
         optimizer=(Literal["adam", "sgd"], "adam"),
-        lr=(Positive, 0.001),
-        weight_decay=(NotNegative, 0.0),
+        lr=(Positive | None, None),
+        weight_decay=(NotNegative | None, None),
         server_epochs=(CountOrZero, 1),
-        stale=(bool, True),
+        stale=(bool, False),
     ),
     "fedlaw": method(
         ".server.weights.fedlaw:FedLaw",

@@ -41,10 +41,12 @@ def test_loss_and_gradient() -> None:
 
 @pytest.mark.parametrize(
     ("parameters", "logits"),
-    [({"optimizer": "sgd", "lr": 0.01}, (0.2490269226, 0.7509730774)), ({}, (0.249, 0.751))],
+    [({"optimizer": "sgd", "weight_decay": 0.0}, (0.2490269226, 0.7509730774)), ({}, (0.249, 0.751))],
 )
-def test_one_step_counts_in_the_next_round(parameters: dict[str, object], logits: tuple[float, float]) -> None:
-    weighting = FedAwa(**parameters)
+def test_as_released_one_step_counts_in_the_next_round(
+    parameters: dict[str, object], logits: tuple[float, float]
+) -> None:
+    weighting = FedAwa(**parameters, stale=True)
     kept = state(weighting)
     weights = weighting.weigh(cohort(), kept)
     close(THETA + weights.values @ UPDATES, tensor(1.1132622006, 0.8397866019))
@@ -55,9 +57,28 @@ def test_one_step_counts_in_the_next_round(parameters: dict[str, object], logits
     close(second.values, tensor(*logits).softmax(0))
 
 
-def test_fresh_weights_are_those_after_the_step() -> None:
-    weights = FedAwa(stale=False).weigh(cohort(), state(FedAwa()))
+def test_one_step_counts_in_its_own_round() -> None:
+    weights = FedAwa().weigh(cohort(), state(FedAwa()))
     close(weights.values, tensor(0.249, 0.751).softmax(0))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "released"),
+    [("adam", {"lr": 0.001, "weight_decay": 0.0}), ("sgd", {"lr": 0.01, "weight_decay": 5e-4})],
+)
+def test_rates_that_are_not_given_are_the_released_ones_of_the_optimizer(
+    optimizer: str, released: dict[str, float]
+) -> None:
+    def learned(**parameters: float | None) -> Tensor:
+        weighting = FedAwa(optimizer, **parameters, server_epochs=3)
+        kept = state(weighting)
+        weighting.weigh(cohort(), kept)
+        return kept["logits"]
+
+    assert torch.equal(learned(), learned(**released))
+    assert torch.equal(learned(lr=None, weight_decay=None), learned(**released))
+    for key, value in released.items():
+        assert not torch.equal(learned(), learned(**{key: 2 * value + 0.01})), key
 
 
 def test_zero_epochs_are_the_softmax_of_the_shares_and_not_the_shares() -> None:
@@ -68,7 +89,8 @@ def test_zero_epochs_are_the_softmax_of_the_shares_and_not_the_shares() -> None:
 
 
 def test_equal_sizes_start_uniform() -> None:
-    weights = FedAwa().weigh(cohort(), FedAwa().initial_state(torch.tensor([5, 5])))
+    weighting = FedAwa(server_epochs=0)
+    weights = weighting.weigh(cohort(), weighting.initial_state(torch.tensor([5, 5])))
     assert weights.values.tolist() == [0.5, 0.5]
 
 
@@ -111,7 +133,7 @@ def test_sgd_equals_its_twin(weight_decay: float) -> None:
 
 
 def test_logits_belong_to_clients_and_not_to_places() -> None:
-    weighting = FedAwa(lr=0.1)
+    weighting = FedAwa(lr=0.1, stale=True)
     kept = weighting.initial_state(torch.tensor([1, 2, 3, 4]))
     start = kept["logits"].clone()
     first = weighting.weigh(random_cohort(2, 0, [1, 3], 4), kept)
@@ -127,7 +149,7 @@ def test_logits_belong_to_clients_and_not_to_places() -> None:
 @pytest.mark.parametrize("scale", [1.0, 1e-6, 1e4])
 def test_equal_updates_teach_nothing(optimizer: str, scale: float) -> None:
     # The rounding of a Gram matrix must not become a direction: Adam would step its full rate along it.
-    weighting = FedAwa(optimizer=optimizer, server_epochs=5)
+    weighting = FedAwa(optimizer=optimizer, weight_decay=0.0, server_epochs=5)
     for seed in range(20):
         generator = torch.Generator().manual_seed(seed)
         update = scale * torch.randn(1, 1000, generator=generator, dtype=torch.float64)

@@ -20,7 +20,7 @@ CASES: list[tuple[str, dict[str, object]]] = [
     ("samples", {}),
     *(("feddisco", {"metric": metric}) for metric in ("kl", "l2", "l1", "cosine", "only_iid")),
     ("fedawa", {}),
-    ("fedawa", {"optimizer": "sgd", "lr": 0.1, "server_epochs": 3, "stale": False, "weight_decay": 0.1}),
+    ("fedawa", {"optimizer": "sgd", "lr": 0.1, "server_epochs": 3, "stale": True, "weight_decay": 0.1}),
     ("fedlaw", {"epochs": 3}),
 ]
 every_weighting = pytest.mark.parametrize(("name", "parameters"), CASES, ids=lambda value: str(value))

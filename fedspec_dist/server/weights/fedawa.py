@@ -14,7 +14,9 @@ from fedspec_dist.cohort import Cohort
 from fedspec_dist.server.protocols import Weights
 from fedspec_dist.server.vectors import inner
 
-OPTIMIZERS = ("adam", "sgd")
+# What the released program gives each optimizer: lr and weight decay.
+RELEASED = {"adam": (0.001, 0.0), "sgd": (0.01, 5e-4)}
+OPTIMIZERS = tuple(RELEASED)
 # Below this share of the largest squared norm, a squared distance is rounding of the Gram matrix.
 _NO_DISTANCE = 1e-13
 
@@ -27,13 +29,14 @@ class FedAwa:
     The logits `T` of all N clients are kept between rounds, by client; they start as the shares `n_k / N_total` of the
     samples (not their logarithms), so `w` differs from the shares of the samples even with `server_epochs = 0`. Equal
     sizes start uniform. The optimizer is new in every round: `adam` with betas 0.5 and 0.999, or `sgd` with momentum
-    0.9 (the released program has `lr` 0.01 and `weight_decay` 5e-4 for it, and 0.001 for Adam).
+    0.9; `lr` and `weight_decay` of None are those in `RELEASED`.
 
-    The released program aggregates with the weights that the last step started from: with one epoch, the logits that a
-    round learns first count in the next. `stale=False` uses those after it. It also reads the logits by position in
-    the cohort and not by client, which is not copied, and has another first term (`reg_distance`), which is left out.
+    The weights of a round are those after its last step. The released program aggregates with those that the last step
+    started from, so that with one epoch what a round learns first counts in the next: `stale=True`. It also reads the
+    logits by position in the cohort and not by client, which is not copied, and has another first term
+    (`reg_distance`), which is left out.
 
-    One client, or equal updates: no gradient, `T` stays.
+    One client, or equal updates: no gradient, so only weight decay changes `T`.
 
     Diagnostics, of the last step's loss: `fedawa/cosine_loss` and `fedawa/distance_loss`, its two terms.
 
@@ -49,12 +52,15 @@ class FedAwa:
     def __init__(
         self,
         optimizer: str = "adam",
-        lr: float = 0.001,
-        weight_decay: float = 0.0,
+        lr: float | None = None,
+        weight_decay: float | None = None,
         server_epochs: int = 1,
-        stale: bool = True,
+        stale: bool = False,
     ) -> None:
         require(optimizer in OPTIMIZERS, "server.weights.optimizer", f"one of {', '.join(OPTIMIZERS)}", optimizer)
+        released_lr, released_decay = RELEASED[optimizer]
+        lr = released_lr if lr is None else lr
+        weight_decay = released_decay if weight_decay is None else weight_decay
         require(0 < lr < inf, "server.weights.lr", "above 0", lr)
         require(0 <= weight_decay < inf, "server.weights.weight_decay", "at least 0", weight_decay)
         require(server_epochs >= 0, "server.weights.server_epochs", "at least 0", server_epochs)
