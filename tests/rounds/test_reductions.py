@@ -21,6 +21,7 @@ EXACT: dict[str, tuple[list[str], list[str], list[str]]] = {
     "fedprox mu 0": (["local.algorithm={type: fedprox, mu: 0.0}"], FEDAVG, []),
     "fedprox one step": (["local.algorithm={type: fedprox, mu: 0.5}"], FEDAVG, ["local.steps=1"]),
     "scaffold first round": (["local.algorithm=scaffold"], FEDAVG, ["rounds=1"]),
+    "scaffold one client": (["local.algorithm=scaffold"], FEDAVG, [*ALONE, "rounds=6"]),
     "feddc first round is feddyn's": (
         ["local.algorithm={type: feddc, alpha: 0.1}"],
         ["local.algorithm={type: feddyn, alpha: 0.1}"],
@@ -78,7 +79,11 @@ EXACT: dict[str, tuple[list[str], list[str], list[str]]] = {
 }
 # Up to rounding only.
 CLOSE: dict[str, tuple[list[str], list[str], list[str]]] = {
-    "scaffold one client": (["local.algorithm=scaffold"], FEDAVG, [*ALONE, "rounds=4"]),
+    "scaffold option 1, one client": (
+        ["local.algorithm={type: scaffold, option: 1}"],
+        FEDAVG,
+        [*ALONE, "rounds=4", "local.weight_decay=0.0"],
+    ),
     "scaffold one step, all clients": (["local.algorithm=scaffold"], FEDAVG, [*FULL, *UNIFORM, *EQUAL, "rounds=4"]),
     "moon one client": (["local.algorithm=moon"], FEDAVG, [*ALONE, "rounds=4"]),
     "fednova equal steps": (["server.aggregator=fednova"], FEDAVG, EQUAL),

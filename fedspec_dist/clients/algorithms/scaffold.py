@@ -38,9 +38,9 @@ class Scaffold(LocalAlgorithm):
     but them is sent. There `c_i` also holds what weight decay and clipping did; in option 1 it is the filtered
     gradient of the data only. (Option 1 is as the paper is remembered: no program that was read has it.)
 
-    The first round is FedAvg bit for bit. So are all with a single client, up to rounding: its `c_i` and the server's
-    `c` are the same sums, made in different precision. With one local step of all clients, the corrections cancel in
-    the uniform mean. An update of zero leaves `c_i - c`.
+    The first round is FedAvg bit for bit. So are all with a single client, in option 1 up to rounding, since an
+    increment is rounded before it is sent. With one local step of all clients, the corrections cancel in the uniform
+    mean. An update of zero leaves `c_i - c`.
 
     Raises:
         ValueError: `option` is neither 1 nor 2.
@@ -86,7 +86,9 @@ class Scaffold(LocalAlgorithm):
 
 def renew_client_control(vectors: LocalVectors, update: Tensor, client: Client) -> None:
     """`c_i <- c_i - c - D_i / (lr a_i)`, in place; `update [..., P]` is `D_i`."""
-    vectors.own["control"].sub_(vectors.received["control"]).add_(update, alpha=-1 / client.distance)
+    control = vectors.own["control"].sub_(vectors.received["control"])
+    # Rounded once from float64, like the server's: where a single client makes both, c_i and c are the same bits.
+    control.copy_(control.double().add_(update, alpha=-1 / client.distance))
 
 
 def renew_server_control(cohort: Cohort, control: Tensor) -> None:
