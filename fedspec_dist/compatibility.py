@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from fedspec_dist.methods import LOCAL_ALGORITHMS
 from fedspec_dist.overrides import ConfigError
 
 
@@ -108,6 +109,15 @@ RULES = [
         ),
         "got a method that acts on learned features with a linear model, which has none; allowed: model.hidden with at "
         "least one layer",
+    ),
+    Rule(
+        "local.algorithm.eta",
+        lambda phase, _: (
+            phase.local.algorithm.type == "fedsam"
+            and not phase.local.algorithm.adaptive
+            and phase.local.algorithm.eta != LOCAL_ALGORITHMS["fedsam"].parameters["eta"][1]
+        ),
+        "got a value that only the adaptive ascent uses; set local.algorithm.adaptive: true, or leave eta out",
     ),
     Rule(
         "local.algorithm.mu",

@@ -100,12 +100,17 @@ LOCAL_ALGORITHMS = {
     "feddc": method(".clients.algorithms.feddc:FedDC", alpha=(NotNegative, 0.01)),
     "fedcm": method(".clients.algorithms.fedcm:FedCM", alpha=(Annotated[float, Field(gt=0, le=1)], 0.1)),
     "fedsam": method(
-        ".clients.algorithms.fedsam:FedSAM", rho=(NotNegative, 0.1), adaptive=(bool, False), eta=(NotNegative, 0.2)
+        ".clients.algorithms.fedsam:FedSAM",
+        rho=(NotNegative, 0.1),
+        adaptive=(bool, False),
+        eta=(NotNegative, 0.2),
+        filter_ascent=(Annotated[bool, LATER], False),
     ),
     "mofedsam": method(
         ".clients.algorithms.mofedsam:MoFedSAM",
         alpha=(Annotated[float, Field(gt=0, le=1)], 0.1),
         rho=(NotNegative, 0.1),
+        filter_ascent=(Annotated[bool, LATER], False),
     ),
     "fedlc": method(
         ".clients.algorithms.fedlc:FedLC", tau=(NotNegative, 1.0), denominator=(Literal["all", "others"], "all")

@@ -125,7 +125,7 @@ class SequentialExecutor:
         for step, (start, stop) in enumerate(work.bounds):
             losses: list[Tensor] = []
             inputs, labels = self._batch(work, start, stop)
-            methods.algorithm.gradient(vectors, partial(self._backward, inputs, labels, client, losses))
+            methods.algorithm.gradient(vectors, partial(self._backward, inputs, labels, client, losses), client)
             self._loss_sum.add_(losses[0], alpha=stop - start)  # at y; a method may differentiate elsewhere as well
             if step == 0:
                 removed = self._filter_measured()
@@ -155,6 +155,7 @@ class SequentialExecutor:
             class_counts=work.class_counts,
             is_new=is_new,
             frozen=self._frozen,
+            filter=self._methods.filter,
             full_gradient=lambda out: self._full_gradient(work, out),
         )
 

@@ -54,6 +54,7 @@ def train(
     received: Mapping[str, Tensor] | None = None,
     num_clients: int | None = None,  # train that many at once, as [C, P]
     segments: Sequence[Segment] = (),
+    filtered: Callable[[Tensor], None] = lambda gradient: None,
 ) -> Trained:
     """A client's round, with the hooks called as `LocalAlgorithm` says."""
     sgd = sgd or LocalSgd()
@@ -78,13 +79,15 @@ def train(
         num_steps=num_steps,
         effective_steps=algorithm.effective_steps(num_steps, lr, sgd.momentum),
         class_counts=torch.ones(2, dtype=torch.int64),
+        filter=filtered,
         full_gradient=lambda out: out.copy_(gradient(vectors.parameters)),
     )
     velocity = zeros()
     algorithm.bind(segments)
     algorithm.begin(vectors, client)
     for _ in range(num_steps):
-        algorithm.gradient(vectors, lambda: vectors.gradient.copy_(gradient(vectors.parameters)))
+        algorithm.gradient(vectors, lambda: vectors.gradient.copy_(gradient(vectors.parameters)), client)
+        filtered(vectors.gradient)
         algorithm.correct(vectors)
         sgd.step(vectors, velocity, lr)
     update = vectors.parameters - theta

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,14 +13,15 @@ from fedspec_dist.clients.algorithms.fedcm import FedCM
 from fedspec_dist.clients.algorithms.fedsam import FedSAM
 from fedspec_dist.clients.algorithms.mofedsam import MoFedSAM
 from fedspec_dist.clients.sgd import LocalSgd
+from fedspec_dist.filters.spectral import HighPass
 from fedspec_dist.parameters import Segment
 from tests.clients.harness import F64, START, Federation, toy, train
-from tests.reference import sam_ascent
+from tests.reference import high_pass_matrix, sam_ascent
 
 SEGMENTS = (Segment("conv.weight", (2, 2), 0, 4), Segment("conv.bias", (2,), 4, 2), Segment("fc.weight", (3,), 6, 3))
 
 
-def _points_visited(algorithm: FedSAM, start: Tensor, num_clients: int | None = None) -> tuple[list[Tensor], Tensor]:
+def _points_visited(algorithm: FedSAM, start: Tensor, **settings: Any) -> tuple[list[Tensor], Tensor]:
     """Where the gradient was asked for in one step, and what the step followed."""
     seen: list[Tensor] = []
 
@@ -26,7 +29,7 @@ def _points_visited(algorithm: FedSAM, start: Tensor, num_clients: int | None = 
         seen.append(w.clone())
         return (w - 1) ** 3
 
-    trained = train(algorithm, gradient, start, 1, lr=1.0, num_clients=num_clients, segments=SEGMENTS)
+    trained = train(algorithm, gradient, start, 1, lr=1.0, segments=SEGMENTS, **settings)
     return seen, -trained.update
 
 
@@ -55,6 +58,31 @@ def test_the_adaptive_ascent_is_that_of_the_dense_twin(eta: float) -> None:
     torch.testing.assert_close(followed, (above - 1) ** 3, rtol=1e-12, atol=1e-14)
     plain = _points_visited(FedSAM(rho=0.7), start)[0][1]
     torch.testing.assert_close(plain - start, sam_ascent(start, (start - 1) ** 3, 0.7, [], eta), rtol=1e-11, atol=1e-15)
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("filter_ascent", [False, True])
+def test_the_ascent_is_filtered_only_where_it_is_asked_for(filter_ascent: bool, adaptive: bool) -> None:
+    start = torch.randn(9, generator=torch.Generator().manual_seed(3), dtype=F64)
+    dense = torch.block_diag(*(high_pass_matrix(segment.size, 0.4) for segment in SEGMENTS))
+    algorithm = FedSAM(rho=0.7, adaptive=adaptive, filter_ascent=filter_ascent)
+    (_, above), followed = _points_visited(algorithm, start, filtered=HighPass(SEGMENTS, 0.4))
+    climbed = dense @ (start - 1) ** 3 if filter_ascent else (start - 1) ** 3
+    scaled = [0, 1, 2, 3, 6, 7, 8] if adaptive else []
+    torch.testing.assert_close(above - start, sam_ascent(start, climbed, 0.7, scaled, 0.2), rtol=1e-10, atol=1e-14)
+    torch.testing.assert_close(followed, dense @ (above - 1) ** 3, rtol=1e-10, atol=1e-13)
+
+
+def test_mofedsams_ascent_is_filtered_like_fedsams() -> None:
+    start = torch.randn(9, generator=torch.Generator().manual_seed(4), dtype=F64)
+    pair = (FedSAM(rho=0.3, filter_ascent=True), MoFedSAM(alpha=1.0, rho=0.3, filter_ascent=True))
+    (ours, followed), (theirs, other) = (
+        _points_visited(algorithm, start, filtered=HighPass(SEGMENTS, 0.4)) for algorithm in pair
+    )
+    assert torch.equal(ours[1], theirs[1])
+    assert torch.equal(followed, other)
+    unfiltered = _points_visited(MoFedSAM(alpha=1.0, rho=0.3), start, filtered=HighPass(SEGMENTS, 0.4))[0]
+    assert not torch.allclose(ours[1], unfiltered[1])
 
 
 def test_adaptive_clients_in_a_batch_have_norms_of_their_own() -> None:

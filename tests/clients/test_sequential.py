@@ -162,8 +162,9 @@ class Everything(LocalAlgorithm):
         assert client.full_gradient is not None
         client.full_gradient(vectors.uploads["answer"])
 
-    def gradient(self, vectors: LocalVectors, backward: Callable[[], None]) -> None:
+    def gradient(self, vectors: LocalVectors, backward: Callable[[], None], client: Client) -> None:
         self.calls.append("gradient")
+        assert client is self.clients[-1]
         kept = vectors.parameters.clone()
         backward()
         vectors.parameters.add_(0.01)

@@ -27,6 +27,10 @@ SETTINGS: dict[str, list[str]] = {
     "scaffold full gradient": ["local.algorithm={type: scaffold, option: 1}", "filter={type: rfft, ratio: 0.1}"],
     "fednova": ["local.algorithm={type: fednova, mu: 0.1}", "server.aggregator=fednova"],
     "fedsam adaptive": ["local.algorithm={type: fedsam, adaptive: true}"],
+    "fedsam filtered ascent": [
+        "local.algorithm={type: fedsam, filter_ascent: true}",
+        "filter={type: random, ratio: 0.2}",
+    ],
     "moon with a projection head": ["local.algorithm=moon", "model.projection=4"],
     "random filter": ["filter={type: random, ratio: 0.3}"],
     "fisher_diagonal": ["server.aggregator=fisher_diagonal"],

@@ -100,6 +100,10 @@ def test_no_more_and_no_less_is_refused() -> None:
         ),
         (["server.aggregator=fedlws", "server.filter=rfft"], r"^server\.filter: got a filter .*allowed with it: none"),
         (["server.aggregator={type: fedlws, min_tau: 0.3}"], r"^server\.aggregator\.max_tau: got less than min_tau"),
+        (
+            ["local.algorithm={type: fedsam, eta: 0.1}"],
+            r"^local\.algorithm\.eta: got a value that only .*set local\.algorithm\.adaptive: true, or leave",
+        ),
         (["local.algorithm=fedrcl", "model={type: mlp, hidden: []}"], r"^local\.algorithm: got .*model\.hidden"),
         (
             ["local.algorithm={type: fedprox, mu: 0.1}", "local.momentum=0.9", "server.aggregator=fednova"],
@@ -123,6 +127,7 @@ def test_other_combinations_that_are_refused(overrides: list[str], message: str)
         ["local.algorithm={type: fedprox, mu: 0.1}", "server.aggregator=fednova"],
         ["local.algorithm={type: fedprox, mu: 0.1}", "local.momentum=0.9"],
         ["local.algorithm=moon", "model={type: mlp, hidden: [], projection: 4}"],
+        ["local.algorithm={type: fedsam, adaptive: true, eta: 0.1}"],
     ],
 )
 def test_what_a_rule_is_not_about_passes(overrides: list[str]) -> None:

@@ -32,6 +32,11 @@ EXACT: dict[str, tuple[list[str], list[str], list[str]]] = {
     "asam rho 0": (["local.algorithm={type: fedsam, rho: 0.0, adaptive: true}"], FEDAVG, []),
     "mofedsam rho 0": (["local.algorithm={type: mofedsam, rho: 0.0}"], ["local.algorithm=fedcm"], []),
     "mofedsam alpha 1": (["local.algorithm={type: mofedsam, alpha: 1.0}"], ["local.algorithm=fedsam"], []),
+    "a filtered ascent without a filter": (
+        ["local.algorithm={type: fedsam, filter_ascent: true}"],
+        ["local.algorithm=fedsam"],
+        [],
+    ),
     "fedlc tau 0": (["local.algorithm={type: fedlc, tau: 0.0}"], FEDAVG, []),
     "feddecorr beta 0": (["local.algorithm={type: feddecorr, beta: 0.0}"], FEDAVG, []),
     "moon mu 0": (["local.algorithm={type: moon, mu: 0.0}"], FEDAVG, []),
@@ -100,6 +105,16 @@ DIFFERENT: dict[str, tuple[list[str], list[str], list[str]]] = {
     "adam one client": (["server.optimizer=adam"], FEDAVG, ALONE),
     "scaffold second round": (["local.algorithm=scaffold"], FEDAVG, FULL),
     "rfft one client": (["filter={type: rfft, ratio: 0.1}"], FEDAVG, ALONE),
+    "a filtered ascent": (
+        ["local.algorithm={type: fedsam, filter_ascent: true}"],
+        ["local.algorithm=fedsam"],
+        ["filter={type: rfft, ratio: 0.3}"],
+    ),
+    "a filtered ascent with momentum": (
+        ["local.algorithm={type: mofedsam, filter_ascent: true}"],
+        ["local.algorithm=mofedsam"],
+        ["filter={type: rfft, ratio: 0.3}"],
+    ),
     "uneven work": (["local.epochs={min: 1, max: 4}"], FEDAVG, []),
     "dropout": (["dropout=0.5"], FEDAVG, []),
 }

@@ -24,6 +24,7 @@ class Client:
     class_counts: Tensor  # [C] int64, of its training samples, on the device
     is_new: bool = True  # it has nothing of its own yet: no round to which it reported came before
     frozen: Mapping[str, nn.Module] = field(default_factory=dict)  # the model at other parameters, not differentiated
+    filter: Callable[[Tensor], None] | None = None  # the gradient filter, in place on a vector [..., P]
     full_gradient: Callable[[Tensor], None] | None = None  # writes the filtered mean gradient over all its data, at y
 
     @property
@@ -60,7 +61,7 @@ class LocalAlgorithm:
     def begin(self, vectors: LocalVectors, client: Client) -> None:
         """`parameters` and `anchor` are the global model; `own`, `received` are in place."""
 
-    def gradient(self, vectors: LocalVectors, backward: Callable[[], None]) -> None:
+    def gradient(self, vectors: LocalVectors, backward: Callable[[], None], client: Client) -> None:
         """Fill `vectors.gradient`; `backward` does so with the current batch's gradient at `vectors.parameters`."""
         backward()
 

@@ -32,8 +32,9 @@ class FedSAM(LocalAlgorithm):
 
         e = rho T^2 g / (||T g|| + 1e-12)
 
-    Only the gradient that is followed is filtered, not the one that is climbed. Costs two passes a step. Default rho:
-    FL-Simulator; for ASAM, Caldarola et al. take rho 0.7 and eta 0.2 on CIFAR-10.
+    The gradient that is followed is filtered; with `filter_ascent` so is the one that is climbed, before it is scaled
+    and its length taken. Costs two passes a step. Default rho: FL-Simulator; for ASAM, Caldarola et al. take rho 0.7
+    and eta 0.2 on CIFAR-10.
 
     `rho = 0` is FedAvg bit for bit, in one pass. At a gradient of zero the ascent is zero. A single step of all clients
     is a SAM step, not FedAvg's.
@@ -42,10 +43,11 @@ class FedSAM(LocalAlgorithm):
         ValueError: `rho` or `eta` is negative.
     """
 
-    def __init__(self, rho: float = 0.1, adaptive: bool = False, eta: float = 0.2) -> None:
+    def __init__(self, rho: float = 0.1, adaptive: bool = False, eta: float = 0.2, filter_ascent: bool = False) -> None:
         self.rho = not_negative("rho", rho)
         self.adaptive = adaptive
         self.eta = not_negative("eta", eta)
+        self.filter_ascent = filter_ascent
         self.passes = 2.0 if rho else 1.0
         self._unscaled = torch.zeros(0, dtype=torch.bool)  # [P], where T = 1
 
@@ -56,10 +58,13 @@ class FedSAM(LocalAlgorithm):
     def begin(self, vectors: LocalVectors, client: Client) -> None:
         self._unscaled = self._unscaled.to(vectors.parameters.device)
 
-    def gradient(self, vectors: LocalVectors, backward: Callable[[], None]) -> None:
+    def gradient(self, vectors: LocalVectors, backward: Callable[[], None], client: Client) -> None:
         backward()
         if not self.rho:
             return
+        if self.filter_ascent:
+            assert client.filter is not None
+            client.filter(vectors.gradient)
         # A copy, since y + e - e is not y in floating point.
         kept = vectors.scratch.copy_(vectors.parameters)
         torch.add(kept, self._ascent(vectors), out=vectors.parameters)
