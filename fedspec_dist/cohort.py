@@ -138,6 +138,7 @@ class Cohort:
     sketches: Sketches | None = None
     uploads: Mapping[str, RowMatrix] = field(default_factory=dict)  # further vectors of the clients, by name
     proxy: Proxy | None = None
+    test_class_counts: Tensor | None = None  # [C] int64, of the samples that the model is tested on
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class Method:
         return self.load()(*arguments, **parameters)
 
 
-def method(target: str, **parameters: tuple[Any, Any]) -> Method:
+def method(target: str, /, **parameters: tuple[Any, Any]) -> Method:
     return Method(target, parameters)
 
 
@@ -207,6 +207,7 @@ WEIGHTS = {
         a=(NotNegative, 0.5),
         b=(float, 0.1),
         metric=(Literal["kl", "l2", "l1", "cosine", "only_iid"], "kl"),
+        target=(Annotated[Literal["uniform", "test"], LATER], "uniform"),
     ),
     "fedawa": method(
         ".server.weights.fedawa:FedAwa",
@@ -279,7 +280,7 @@ FAMILIES = {
 }
 
 
-def register(key: str, name: str, target: str, **parameters: tuple[Any, Any]) -> None:
+def register(key: str, name: str, target: str, /, **parameters: tuple[Any, Any]) -> None:
     """Add a method of a user's own, from a module that the config names in `plugins`.
 
     `register("local.algorithm", "mine", "my_package.mine:Mine", mu=(Positive, 0.1))` makes

@@ -185,6 +185,7 @@ def dense_cohort(
     segments: Sequence[Segment] = (),
     uploads: dict[str, Tensor] | None = None,
     proxy: Proxy | None = None,
+    test_class_counts: Sequence[int] | None = None,
 ) -> Cohort:
     """A round on one process; what is not given is the same for every client."""
     num_clients = len(updates)
@@ -207,6 +208,7 @@ def dense_cohort(
         segments,
         uploads={name: DenseRows(rows) for name, rows in (uploads or {}).items()},
         proxy=proxy,
+        test_class_counts=torch.tensor(test_class_counts) if test_class_counts else None,
     )
 
 
@@ -287,19 +289,22 @@ def random_order_matrix(d: int, place: int) -> Tensor:
     return torch.eye(d, dtype=torch.float64)[index]
 
 
-def feddisco_weights(class_counts: Sequence[Sequence[int]], a: float, b: float, metric: str) -> list[float]:
-    """Client by client and class by class."""
+def feddisco_weights(
+    class_counts: Sequence[Sequence[int]], a: float, b: float, metric: str, target: Sequence[float] | None = None
+) -> list[float]:
+    """Client by client and class by class; `target` are shares that sum to 1, uniform ones if not given."""
+    q = target or [1 / len(class_counts[0])] * len(class_counts[0])
     sizes = [sum(row) for row in class_counts]
     d = []
     for row, size in zip(class_counts, sizes, strict=True):
         p = [count / size for count in row]
-        q = 1 / len(row)
-        cosine = sum(x * q for x in p) / (sqrt(sum(x * x for x in p)) * sqrt(len(row) * q * q))
+        both = list(zip(p, q, strict=True))
+        cosine = sum(x * y for x, y in both) / (sqrt(sum(x * x for x in p)) * sqrt(sum(y * y for y in q)))
         d.append(
             {
-                "kl": sum(x * log(x / q) for x in p if x > 0),
-                "l2": sqrt(sum((x - q) ** 2 for x in p)),
-                "l1": sum(abs(x - q) for x in p),
+                "kl": sum(x * log(x / y) for x, y in both if x > 0),
+                "l2": sqrt(sum((x - y) ** 2 for x, y in both)),
+                "l1": sum(abs(x - y) for x, y in both),
                 "cosine": 1 - cosine,
                 "only_iid": 0.01 if cosine > 0.9 else inf,
             }[metric]

@@ -20,7 +20,7 @@ BASE = {
 ALLOWED: dict[str, set[str]] = {
     "methods": set(),
     "overrides": {"methods"},
-    "compatibility": {"overrides"},
+    "compatibility": {"methods", "overrides"},
     "config": {"methods", "overrides", "compatibility"},
     "seeding": set(),
     "parameters": set(),

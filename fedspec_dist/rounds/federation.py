@@ -50,6 +50,11 @@ class Federation:
         """Samples of each class at each client, int64 `[num_clients, num_classes]`."""
         return class_counts(self.dataset.train_labels.cpu().numpy(), self.clients, self.dataset.num_classes)
 
+    @cached_property
+    def test_class_counts(self) -> Tensor:
+        """Samples of each class that the model is tested on, int64 `[num_classes]`, on the CPU."""
+        return self.dataset.test_labels.cpu().bincount(minlength=self.dataset.num_classes)
+
     def num_samples(self, cohort: Sequence[int]) -> list[int]:
         return [len(self.clients[client]) for client in cohort]
 

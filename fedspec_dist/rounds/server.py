@@ -73,6 +73,7 @@ class FederatedServer:
         *,
         seed: int = 0,
         proxy: Callable[[int], Proxy] | None = None,  # of a round
+        test_class_counts: Tensor | None = None,  # [C]
     ) -> None:
         self._methods = methods
         self._layout = layout
@@ -80,6 +81,7 @@ class FederatedServer:
         self._collectives = collectives
         self._seed = seed
         self._proxy = proxy
+        self._test_class_counts = test_class_counts
         # A single owner of all blocks needs nobody's help; see Columns.gathered.
         self._alone = collectives.num_ranks > 1 and columns.count(0) == columns.num_blocks
         self._matrix_collectives: Collectives = SingleProcess() if self._alone else collectives
@@ -115,6 +117,7 @@ class FederatedServer:
             self._layout.segments,
             self._sketches(sketch_blocks, facts),
             {name: self._matrix(part) for name, part in blocks.items()},
+            test_class_counts=self._test_class_counts,
         )
 
     def step(self, theta: Tensor, cohort: Cohort | None, round_index: int) -> tuple[Tensor, dict[str, float]]:

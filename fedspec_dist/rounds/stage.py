@@ -81,6 +81,7 @@ class Stage:
             [len(samples) for samples in federation.clients],
             seed=config.seed,
             proxy=self._proxy(module) if proxy_share(phase) else None,
+            test_class_counts=federation.test_class_counts,
         )
         self.states = ClientStates(self._algorithm.own, len(self.layout), len(federation.clients), runtime.collectives)
 

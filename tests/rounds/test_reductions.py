@@ -116,6 +116,11 @@ DIFFERENT: dict[str, tuple[list[str], list[str], list[str]]] = {
         ["filter={type: rfft, ratio: 0.3}"],
     ),
     "uneven work": (["local.epochs={min: 1, max: 4}"], FEDAVG, []),
+    "feddisco's target": (
+        ["server.weights={type: feddisco, target: test}"],
+        ["server.weights=feddisco"],
+        ["data.num_test=20"],  # not as many of each class
+    ),
     "dropout": (["dropout=0.5"], FEDAVG, []),
 }
 

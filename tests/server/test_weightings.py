@@ -19,6 +19,7 @@ CASES: list[tuple[str, dict[str, object]]] = [
     ("uniform", {}),
     ("samples", {}),
     *(("feddisco", {"metric": metric}) for metric in ("kl", "l2", "l1", "cosine", "only_iid")),
+    ("feddisco", {"target": "test"}),
     ("fedawa", {}),
     ("fedawa", {"optimizer": "sgd", "lr": 0.1, "server_epochs": 3, "stale": True, "weight_decay": 0.1}),
     ("fedlaw", {"epochs": 3}),
@@ -62,6 +63,7 @@ def cohort(ids: list[int], seed: int = 0) -> Cohort:
         ids=ids,
         population=N,
         proxy=Hills(),
+        test_class_counts=[2, 3],
     )
 
 
@@ -109,7 +111,12 @@ def test_one_client_has_all_the_weight(name: str, parameters: dict[str, object],
 def test_zero_updates_have_weights(name: str, parameters: dict[str, object]) -> None:
     weighting = WEIGHTS[name].build(**parameters)
     given = dense_cohort(
-        torch.zeros(2, P), torch.zeros(P), num_samples=[2, 6], class_counts=[[1, 1], [2, 4]], proxy=Hills()
+        torch.zeros(2, P),
+        torch.zeros(P),
+        num_samples=[2, 6],
+        class_counts=[[1, 1], [2, 4]],
+        proxy=Hills(),
+        test_class_counts=[2, 3],
     )
     values = weighting.weigh(given, weighting.initial_state(torch.tensor([2, 6]))).values
     assert torch.isfinite(values).all()
@@ -154,6 +161,7 @@ def test_works_without_gradients_being_recorded(name: str, parameters: dict[str,
         ids=[0, 2, 5],
         population=N,
         proxy=_Constant(),
+        test_class_counts=[2, 3],
     )
     with torch.no_grad():
         quiet = weighting.weigh(given, start(weighting)).values
@@ -185,6 +193,7 @@ def test_samples_and_uniform_by_hand() -> None:
         ("feddisco", {"a": -0.1}, r"a: must be at least 0, got -0\.1"),
         ("feddisco", {"b": float("inf")}, r"b: must be a finite number, got inf"),
         ("feddisco", {"metric": "l3"}, r"metric: must be one of kl, l2, l1, cosine, only_iid, got 'l3'"),
+        ("feddisco", {"target": "train"}, r"target: must be one of uniform, test, got 'train'"),
         ("fedawa", {"optimizer": "adamw"}, r"optimizer: must be one of adam, sgd, got 'adamw'"),
         ("fedawa", {"lr": 0.0}, r"lr: must be above 0, got 0\.0"),
         ("fedawa", {"weight_decay": -1.0}, r"weight_decay: must be at least 0, got -1\.0"),
