@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fedspec_dist.cohort import Direction
 from fedspec_dist.methods import MODELS
 from fedspec_dist.parameters import ParameterLayout, Segment
-from fedspec_dist.server.aggregators.fedlws import FedLws, layer_groups
+from fedspec_dist.server.aggregators.fedlws import FedLws, layer_groups, mean_distances
 from tests.reference import dense_cohort
 
 THETA = torch.tensor([3.0, 4.0], dtype=torch.float64)
@@ -31,6 +31,15 @@ def test_worked_numbers(beta: float, gamma: float, model: tuple[float, float]) -
     result = direction({"beta": beta})
     torch.testing.assert_close(THETA + result.slice, torch.tensor(model, dtype=torch.float64), rtol=0, atol=1e-9)
     assert result.diagnostics["fedlws/gamma_mean"] == pytest.approx(gamma, abs=1e-9)
+
+
+def test_the_spread_that_tau_is_made_of() -> None:
+    distances = mean_distances((UPDATES @ UPDATES.T).unsqueeze(0))
+    assert distances.tolist() == pytest.approx([0.4272001873], abs=1e-10)
+    assert (0.03 * distances).tolist() == pytest.approx([0.0128160056], abs=1e-10)
+    # The clients' distances differ, and their mean is not that of the squares.
+    uneven = torch.tensor([[[36.0, 0, 0], [0, 0, 0], [0, 0, 0]]], dtype=torch.float64)
+    assert mean_distances(uneven).tolist() == pytest.approx([(4 + 2 + 2) / 3], abs=1e-10)
 
 
 def test_without_tau_exactly_fedavg() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedspec_dist.cohort import Cohort, Direction
 from fedspec_dist.server.aggregators.fednova import FedNova
+from fedspec_dist.server.optimizers import Momentum
 from tests.reference import dense_cohort
 
 # Two clients with constant gradients (1, 0) and (0, 1), rate 0.1, after 2 and 4 steps.
@@ -70,3 +71,17 @@ def test_nobody_made_a_step() -> None:
     result = direction(dense_cohort(UPDATES, num_steps=[0, 0]))
     assert not result.slice.any()
     assert result.diagnostics == {"fednova/effective_steps": 0.0}
+
+
+@pytest.mark.parametrize(("decay", "is_momentum"), [(1.0, True), (0.5, False)])
+def test_the_released_server_momentum_is_ours_while_the_rate_stays(decay: float, is_momentum: bool) -> None:
+    """`v <- gmf v + d / lr`, `theta + lr v`, with the local rate of the round."""
+    optimizer = Momentum(lr=1.0, beta=0.9)
+    ours, released, buffer = tensor(0, 0), tensor(0, 0), tensor(0, 0)
+    state = optimizer.initial_state(2)
+    for number in range(3):
+        lr, d = 0.1 * decay**number, tensor(1.0 + number, -2.0)
+        ours = optimizer.step(ours, d, state)
+        buffer = 0.9 * buffer + d / lr
+        released = released + lr * buffer
+    assert torch.allclose(ours, released, rtol=1e-12, atol=0) == is_momentum

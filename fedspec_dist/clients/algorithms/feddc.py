@@ -28,8 +28,12 @@ class FedDC(FedDyn):
     then `h_i <- h_i + D_i` and `c_i <- c_i - c - D_i / (lr K_i)` with `D_i = y_i - theta`; the server's `c` moves by
     1/N of the sum of those changes, and the model to `theta + direction + 1/N sum_{all} h_i`.
 
-    The learning rate is this round's; the authors' program takes the undecayed one. It also scales alpha and c by the
-    clients' sizes, which are taken as equal here. Default: the authors', for CIFAR.
+    The learning rate is this round's; the authors' program takes the undecayed one. Default: the authors', for CIFAR.
+
+    Left out: the program divides a client's alpha and c by `weight_i = n_i N / n`, and weighs its change of c with it.
+    Here all `weight_i` are 1, as they are with clients of equal sizes. It would be a coefficient of each client's own
+    in the correction of a step, where methods have one for all clients, and its stationary point would be that of the
+    objective weighted by sizes; FedDyn and SCAFFOLD, whose programs have the same scaling, are uniform here, too.
 
     The first round is FedDyn's bit for bit. `alpha = 0` is neither FedAvg nor SCAFFOLD: the server still shifts.
 

@@ -19,8 +19,12 @@ class FedNova(AnyLayers):
     `a_k` is what the local method says of its `K_k` steps: `K_k` for plain SGD, more with momentum, less with a
     proximal term. Clients without an effective step are dropped, and the weights of the others made to sum to 1. Equal
     `a_k`, or one client: FedAvg up to rounding, but for the proximal term, where the update becomes `K / a` times as
-    long. The server momentum of the released program is `server.optimizer: momentum`. Decay of the rate within a round
-    is not covered, and weight decay counts as part of the gradient, as there.
+    long. Decay of the rate within a round is not covered, and weight decay counts as part of the gradient, as in the
+    released program.
+
+    The program's server momentum, `v <- gmf v + d / lr` and `theta + lr v` with the local rate of the round, is
+    `server.optimizer: {type: momentum, beta: gmf}` where `local.lr_decay` is 1. With a decay it is not: there what `v`
+    has gathered shrinks with the rate, which `momentum` does not know.
 
     Diagnostics: `fednova/effective_steps`, that is `tau`.
 
