@@ -1,6 +1,6 @@
-"""The tables of docs/methods.md that come from the code.
+"""What docs/methods.md and the README's config table have from the code.
 
-python -m docs.tables        # writes them anew; a test fails while they are not what the code says
+python -m docs.tables        # writes it anew; a test fails while it is not what the code says
 """
 
 from __future__ import annotations
@@ -12,12 +12,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.local_methods import SETTINGS
 from fedspec_dist import methods
 from fedspec_dist.config import ConfigError, load
 
 PIPE = "\\|"
-PAGE = Path(__file__).parent / "methods.md"
-STEP_TIMES = Path(__file__).parents[1] / "benchmarks" / "results" / "local_methods.json"
+ROOT = Path(__file__).parents[1]
+PAGE, README = ROOT / "docs" / "methods.md", ROOT / "README.md"
+STEP_TIMES = ROOT / "benchmarks" / "results" / "local_methods.json"
+
+# The settings whose step takes more than a tenth longer than FedAvg's, and why.
+COSTLY = {
+    "scaffold, option 1": "a whole pass more in a client's round, here of one epoch; with E epochs a share of 1/E",
+    "fedsam": "two passes",
+    "fedsam, adaptive": "two passes",
+    "mofedsam": "two passes",
+    "moon": "three forward passes",
+    "fedrcl": "similarities of the batch at every level",
+}
 
 # What a method needs of the rest of the config to run at all.
 NEEDS = {
@@ -67,14 +79,31 @@ def family(table: Mapping[str, methods.Method], common: Mapping[str, tuple[Any, 
 
 def local_methods() -> str:
     """The same, with what travels and what it costs: from the classes and from the recorded measurement."""
-    times = json.loads(STEP_TIMES.read_text())["ratio_to_fedavg"] if STEP_TIMES.exists() else {}
     rows = []
     for name, entry in methods.LOCAL_ALGORITHMS.items():
-        made = entry.build()
-        traffic = [len(made.own), len(made.server), len(made.broadcast), len(made.uploads)]
-        ratio = f"{times[name]['median']:.2f}" if name in times else ""
-        rows.append([f"`{name}`", parameters(entry), summary(name, entry), *map(str, traffic), ratio])
-    return markdown(["name", "parameters", "", "client keeps", "server keeps", "down", "up", "step"], rows)
+        rows.append([f"`{name}`", parameters(entry), summary(name, entry), *_traffic_and_time(name)])
+        variants = (label for label, setting in SETTINGS.items() if setting["type"] == name and label != name)
+        rows += [[f"`{name}`{label.removeprefix(name)}", "", "", *_traffic_and_time(label)] for label in variants]
+    table = markdown(["name", "parameters", "", "client keeps", "server keeps", "down", "up", "step"], rows)
+    costly = "".join(f"* {label}, {_ratio(label)}: {why}.\n" for label, why in COSTLY.items())
+    return f"{table}\nSteps that take more than a tenth longer than FedAvg's:\n\n{costly}"
+
+
+def _traffic_and_time(label: str) -> list[str]:
+    setting = dict(SETTINGS[label])
+    made = methods.LOCAL_ALGORITHMS[setting.pop("type")].build(**setting)
+    return [*(str(len(names)) for names in (made.own, made.server, made.broadcast, made.uploads)), _ratio(label)]
+
+
+def step_times() -> dict[str, float]:
+    """Setting of the benchmark -> recorded time of a step over FedAvg's, the median of its turns."""
+    recorded = json.loads(STEP_TIMES.read_text())["ratio_to_fedavg"]
+    return {label: ratios["median"] for label, ratios in recorded.items()}
+
+
+def _ratio(label: str) -> str:
+    times = step_times()
+    return f"{times[label]:.2f}" if label in times else ""
 
 
 def pairs(rows: str, columns: str) -> str:
@@ -116,12 +145,23 @@ def markdown(head: list[str], rows: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(cell.replace('|', PIPE) for cell in line)} |\n" for line in lines)
 
 
-def filled(page: str) -> str:
-    """The page with every table as the code has it."""
-    for name, table in tables().items():
-        marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-        assert len(marked.findall(page)) == 1, f"docs/methods.md needs one place for: {name}"
-        page = marked.sub(lambda match, table=table: f"{match[1]}{table}{match[2]}", page)  # type: ignore[misc]
+def names() -> dict[str, str]:
+    """Key of the config -> the methods it chooses from, as the README's config table has them."""
+    return {
+        key: ", ".join(f"`{name}`" for name in family.table)
+        for key, family in methods.FAMILIES.items()
+        if key != "server.filter"  # those of `filter`
+    }
+
+
+def filled(path: Path) -> str:
+    """The page with every marked place as the code has it."""
+    page = path.read_text()
+    parts = {README: names, PAGE: lambda: {name: f"\n{table}" for name, table in tables().items()}}[path]()
+    for name, part in parts.items():
+        marked = re.compile(rf"(<!-- {re.escape(name)} -->).*?(<!-- end -->)", re.DOTALL)
+        assert len(marked.findall(page)) == 1, f"{path.name} needs one place for: {name}"
+        page = marked.sub(lambda match, part=part: f"{match[1]}{part}{match[2]}", page)  # type: ignore[misc]
     return page
 
 
@@ -131,4 +171,5 @@ def _shown(default: Any) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text()))
+    for path in (PAGE, README):
+        path.write_text(filled(path))

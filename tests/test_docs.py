@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from docs.tables import PAGE, filled
+from benchmarks.local_methods import SETTINGS
+from docs.tables import COSTLY, PAGE, filled, step_times
+from docs.tables import README as README_PAGE
 from fedspec_dist import methods
 from fedspec_dist.config import DEFAULTS, load
 from launch.axes import load_sweep
 
 ROOT = Path(__file__).parents[1]
 METHODS_PAGE = PAGE.read_text()
-README = (ROOT / "README.md").read_text()
+README = README_PAGE.read_text()
 CONFIG_TABLE = README.split("## Config")[1].split("##")[0]
 # A section written as one row of the table, its entries being explained there.
 WHOLE = {"data.partition", "model", "filter", "phases", "server.filter", "server.optimizer"}
@@ -36,14 +38,6 @@ def test_every_key_is_in_the_readmes_table(key: str) -> None:
 
 
 @pytest.mark.parametrize("family", methods.FAMILIES)
-def test_every_method_is_in_the_readmes_table(family: str) -> None:
-    (row,) = [line for line in CONFIG_TABLE.splitlines() if line.startswith(f"| `{family}`")]
-    for name in methods.FAMILIES[family].table:
-        # The server's filter has those of the clients'.
-        assert f"`{name}`" in row or family == "server.filter", name
-
-
-@pytest.mark.parametrize("family", methods.FAMILIES)
 def test_every_parameter_is_in_the_readmes_table_or_on_the_page_of_methods(family: str) -> None:
     known = CONFIG_TABLE + METHODS_PAGE
     for name, row in methods.FAMILIES[family].table.items():
@@ -51,8 +45,24 @@ def test_every_parameter_is_in_the_readmes_table_or_on_the_page_of_methods(famil
             assert re.search(rf"`(data\.)?{parameter}`", known), f"{name}.{parameter}"
 
 
-def test_the_tables_of_methods_are_what_the_code_says() -> None:
-    assert filled(METHODS_PAGE) == METHODS_PAGE, "docs/methods.md is out of date: run python -m docs.tables"
+@pytest.mark.parametrize("page", [PAGE, README_PAGE], ids=lambda page: page.name)
+def test_what_pages_have_from_the_code_is_what_the_code_says(page: Path) -> None:
+    assert filled(page) == page.read_text(), f"{page.name} is out of date: run python -m docs.tables"
+
+
+@pytest.mark.parametrize("family", [family for family in methods.FAMILIES if family != "server.filter"])
+def test_a_new_method_comes_into_its_row_of_the_readmes_table(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = methods.FAMILIES[family].table
+    monkeypatch.setitem(table, "brand_new", next(iter(table.values())))
+    (row,) = [line for line in filled(README_PAGE).splitlines() if "`brand_new`" in line]
+    assert row.startswith(f"| `{family}` |")
+
+
+def test_steps_cost_what_fedavgs_do_but_for_those_that_are_named() -> None:
+    times = step_times()
+    assert times.keys() <= SETTINGS.keys(), "record it again: python -m benchmarks.local_methods"
+    costly = {label for label, ratio in times.items() if ratio > 1.1}
+    assert costly <= COSTLY.keys() <= times.keys()
 
 
 def test_the_readmes_example_prints_what_it_says() -> None:
