@@ -48,6 +48,7 @@ class Stepping:
     rounds: list[tuple[Point, Point, Point]]
     num_steps: int = 2
     neutral: Callable[[], LocalAlgorithm] | None = None  # the setting that is FedAvg bit for bit
+    passes: float = 1  # forward and backward, of a step
 
 
 STEPPING = {
@@ -90,12 +91,14 @@ STEPPING = {
         [((1, 0.7), (0.5576975053, 1.1158113883), (0.7788487526, 0.9079056942))],
         num_steps=1,
         neutral=lambda: FedSAM(rho=0.0),
+        passes=2,
     ),
     "mofedsam": Stepping(
         lambda: MoFedSAM(alpha=0.5, rho=0.5),
         [((1, 0.85), (0.7788487526, 1.0579056942), (0.8894243763, 0.9539528471))],
         num_steps=1,
         neutral=lambda: MoFedSAM(alpha=1.0, rho=0.0),
+        passes=2,
     ),
 }
 
@@ -116,6 +119,7 @@ class Losing:
     class_counts: tuple[int, ...] = (1, 1)
     z_global: Point = (1.0, 0.0)
     z_previous: Point = (0.0, 1.0)
+    passes: float = 1
 
     def client(self) -> Client:
         frozen = {name: Echo(self._copies(z)) for name, z in self.frozen().items()}
@@ -145,7 +149,12 @@ LOSING = {
         neutral=lambda: FedDecorr(beta=0.0),
     ),
     "moon": Losing(
-        lambda: Moon(mu=1.0), torch.tensor([[1.0, 0.0]], dtype=F64), [1], 0.1269280110, neutral=lambda: Moon(mu=0.0)
+        lambda: Moon(mu=1.0),
+        torch.tensor([[1.0, 0.0]], dtype=F64),
+        [1],
+        0.1269280110,
+        neutral=lambda: Moon(mu=0.0),
+        passes=5 / 3,  # three forward passes and one backward, which costs two
     ),
     "fedrcl": Losing(
         FedRCL,
@@ -155,7 +164,8 @@ LOSING = {
         neutral=lambda: FedRCL(contrast_weight=0.0, relaxation_weight=0.0),
     ),
 }
-EVERY = {name: row.algorithm for name, row in {**STEPPING, **LOSING}.items()}
+ROWS: dict[str, Stepping | Losing] = {**STEPPING, **LOSING}
+EVERY = {name: row.algorithm for name, row in ROWS.items()}
 SEGMENTS = (Segment("fc.weight", (1,), 0, 1), Segment("fc.bias", (1,), 1, 1))
 
 
@@ -296,19 +306,47 @@ def test_losses_ask_nothing_of_the_device(name: str) -> None:
     assert inputs.grad is not None
 
 
-def test_passes_are_the_relative_cost_of_a_step() -> None:
-    passes = {name: make().passes for name, make in EVERY.items()}
-    assert passes.pop("fedsam") == passes.pop("mofedsam") == 2
-    assert passes.pop("moon") == pytest.approx(5 / 3)
-    assert set(passes.values()) == {1}
+@pytest.mark.parametrize("name", ROWS)
+def test_passes_are_the_relative_cost_of_a_step(name: str) -> None:
+    assert EVERY[name]().passes == pytest.approx(ROWS[name].passes)
 
 
-def test_what_lies_where_is_stated_consistently() -> None:
-    for name, make in EVERY.items():
-        algorithm = make()
-        assert set(algorithm.broadcast) <= set(algorithm.server), name
-        assert set(algorithm.frozen_at) <= {"anchor", *algorithm.own}, name
-        assert algorithm.needs_features == (name in ("feddecorr", "moon", "fedrcl")), name
+@pytest.mark.parametrize("name", STEPPING)
+def test_passes_of_a_changed_step_are_the_gradients_it_asks_for(name: str) -> None:
+    asked: list[Tensor] = []
+
+    def gradient(w: Tensor) -> Tensor:
+        asked.append(w)
+        return toy(0)(w)
+
+    train(STEPPING[name].algorithm(), gradient, num_steps=5)
+    assert len(asked) == 5 * STEPPING[name].passes
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_what_lies_where_is_stated_consistently(name: str) -> None:
+    algorithm = EVERY[name]()
+    assert set(algorithm.broadcast) <= set(algorithm.server)
+    assert set(algorithm.frozen_at) <= {"anchor", *algorithm.own}
+    assert algorithm.needs_features or not algorithm.needs_levels
+
+
+class _Outputs(torch.nn.Module):
+    """A model that is asked for its outputs only."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images
+
+
+@pytest.mark.parametrize("name", LOSING)
+def test_who_asks_the_model_for_more_than_outputs_says_so(name: str) -> None:
+    row, algorithm = LOSING[name], EVERY[name]()
+    labels = torch.tensor(row.labels)
+    if algorithm.needs_features:
+        with pytest.raises(AttributeError, match=r"has no attribute '(represent|classify)'"):
+            algorithm.loss(_Outputs(), row.inputs, labels, row.client())
+    else:
+        algorithm.loss(_Outputs(), row.inputs, labels, row.client())
 
 
 BAD_VALUES = [

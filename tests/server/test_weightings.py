@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -15,16 +15,34 @@ from fedspec_dist.server.protocols import Weighting, Weights
 from tests.reference import dense_cohort
 
 N, P = 9, 30
-CASES: list[tuple[str, dict[str, object]]] = [
-    ("uniform", {}),
-    ("samples", {}),
-    *(("feddisco", {"metric": metric}) for metric in ("kl", "l2", "l1", "cosine", "only_iid")),
-    ("feddisco", {"target": "test"}),
-    ("fedawa", {}),
-    ("fedawa", {"optimizer": "sgd", "lr": 0.1, "server_epochs": 3, "stale": True, "weight_decay": 0.1}),
-    ("fedlaw", {"epochs": 3}),
+
+
+@dataclass(frozen=True)
+class Case:
+    """One setting of a weighting."""
+
+    name: str
+    parameters: dict[str, object]
+    shrinks: bool = False  # the model as a whole
+    diagnostics: bool = True  # it has scalars worth recording
+
+    def __str__(self) -> str:
+        return f"{self.name}{self.parameters}"
+
+
+CASES = [
+    Case("uniform", {}, diagnostics=False),
+    Case("samples", {}, diagnostics=False),
+    *(Case("feddisco", {"metric": metric}) for metric in ("kl", "l2", "l1", "cosine", "only_iid")),
+    Case("feddisco", {"target": "test"}),
+    Case("fedawa", {}),
+    Case("fedawa", {"optimizer": "sgd", "lr": 0.1, "server_epochs": 3, "stale": True, "weight_decay": 0.1}),
+    Case("fedlaw", {"epochs": 3}, shrinks=True),
 ]
-every_weighting = pytest.mark.parametrize(("name", "parameters"), CASES, ids=lambda value: str(value))
+every_case = pytest.mark.parametrize("case", CASES, ids=str)
+every_weighting = pytest.mark.parametrize(
+    ("name", "parameters"), [(case.name, case.parameters) for case in CASES], ids=str
+)
 
 
 def normal(*shape: int, seed: int) -> Tensor:
@@ -81,7 +99,7 @@ def close(left: Tensor, right: Tensor) -> None:
 
 
 def test_table_covers_every_weighting() -> None:
-    assert {name for name, _ in CASES} == set(WEIGHTS)
+    assert {case.name for case in CASES} == set(WEIGHTS)
 
 
 @every_weighting
@@ -123,10 +141,21 @@ def test_zero_updates_have_weights(name: str, parameters: dict[str, object]) -> 
     assert float(values.sum()) == pytest.approx(1, abs=1e-14)
 
 
+@every_case
+def test_only_what_says_so_shrinks(case: Case) -> None:
+    assert (weigh(case.name, case.parameters, [0, 1, 2]).shrink != 1.0) == case.shrinks
+
+
 @every_weighting
-def test_only_the_learned_factor_shrinks(name: str, parameters: dict[str, object]) -> None:
-    assert (weigh(name, parameters, [0, 1, 2]).shrink != 1.0) == (name == "fedlaw")
-    assert WEIGHTS[name].build(**parameters).needs_proxy == (name == "fedlaw")
+def test_only_who_says_so_needs_samples_of_the_servers_own(name: str, parameters: dict[str, object]) -> None:
+    weighting = WEIGHTS[name].build(**parameters)
+    bare = replace(cohort([0, 2, 5]), proxy=None)
+    if weighting.needs_proxy:
+        with pytest.raises(AssertionError, match=f"{name} needs samples of the server's own"):
+            weighting.weigh(bare, start(weighting))
+    else:
+        values = weighting.weigh(bare, start(weighting)).values
+        assert torch.equal(values, weigh(name, parameters, [0, 2, 5]).values)
 
 
 @every_weighting
@@ -174,11 +203,11 @@ class _Constant(Hills):
         return torch.linspace(-1, 2, P)
 
 
-@every_weighting
-def test_diagnostics_carry_the_name_as_prefix(name: str, parameters: dict[str, object]) -> None:
-    diagnostics = weigh(name, parameters, [0, 1, 2]).diagnostics
-    assert all(key.startswith(f"{name}/") and isinstance(diagnostics[key], float) for key in diagnostics)
-    assert bool(diagnostics) == (name not in ("uniform", "samples"))
+@every_case
+def test_diagnostics_carry_the_name_as_prefix(case: Case) -> None:
+    diagnostics = weigh(case.name, case.parameters, [0, 1, 2]).diagnostics
+    assert all(key.startswith(f"{case.name}/") and isinstance(diagnostics[key], float) for key in diagnostics)
+    assert bool(diagnostics) == case.diagnostics
 
 
 def test_samples_and_uniform_by_hand() -> None:
