@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,13 @@ def _runs(collectives: Collectives, folder: str, until: int | None) -> dict[str,
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
-    folder = tmp_path_factory.mktemp("alone")
-    (runs,) = run_ranks(_runs, 1, folder, str(folder), None, timeout_s=300)
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("alone")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(alone: Path) -> dict[str, Finished]:
+    (runs,) = run_ranks(_runs, 1, alone, str(alone), None, timeout_s=300)
     return dict(runs)
 
 
@@ -92,6 +97,17 @@ def test_same_bits_after_a_stop_at_another_number_of_ranks(
     run_ranks(_runs, before, tmp_path, str(tmp_path), 3, timeout_s=300)
     for rank, found in enumerate(run_ranks(_runs, after, tmp_path, str(tmp_path), None, timeout_s=300)):
         _require_same(found, undisturbed, 3, f"on rank {rank}, resumed")
+
+
+def test_same_bits_after_a_kill(undisturbed: dict[str, Finished], alone: Path, tmp_path: Path) -> None:
+    """What was done after an older checkpoint is lost, with all that clients and server kept of it, and done again."""
+    for name in undisturbed:
+        shutil.copytree(alone / name, tmp_path / name)
+        checkpoints = sorted((tmp_path / name / "checkpoints").glob("round-*"))
+        assert [path.name for path in checkpoints] == ["round-000002", "round-000004"]
+        shutil.rmtree(checkpoints[-1])
+    for rank, found in enumerate(run_ranks(_runs, 2, tmp_path, str(tmp_path), None, timeout_s=300)):
+        _require_same(found, undisturbed, 2, f"on rank {rank}, done again")
 
 
 @pytest.mark.parametrize(
