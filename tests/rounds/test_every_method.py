@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from pathlib import Path
@@ -12,11 +13,12 @@ import pytest
 import torch
 
 from fedspec_dist import methods
+from fedspec_dist.config import Config
 from fedspec_dist.data.augment import Augmentation
 from fedspec_dist.distributed.collectives import Collectives
-from fedspec_dist.rounds.federation import load_federation
+from fedspec_dist.rounds.federation import build_model, load_federation
 from fedspec_dist.rounds.local import NonFiniteUpdateError
-from fedspec_dist.rounds.sampling import client_work, workload
+from fedspec_dist.rounds.sampling import client_work, reporting, sample_cohort, workload
 from tests.distributed.harness import run_ranks
 from tests.rounds.jobs import Finished, run_job, tiny
 
@@ -108,6 +110,55 @@ def test_same_bits_after_a_kill(undisturbed: dict[str, Finished], alone: Path, t
         shutil.rmtree(checkpoints[-1])
     for rank, found in enumerate(run_ranks(_runs, 2, tmp_path, str(tmp_path), None, timeout_s=300)):
         _require_same(found, undisturbed, 2, f"on rank {rank}, done again")
+
+
+def _with_an_empty_round() -> list[str]:
+    """Settings of a run in which somebody reports to rounds 1 and 3, and nobody to round 2."""
+    settings = ["dropout=0.7", "rounds=3", "checkpoint.every=1", "checkpoint.keep=3"]
+
+    def reports(config: Config) -> list[int]:
+        cohorts = [sample_cohort(config, index, range(6)) for index in range(3)]
+        return [len(reporting(config, index, cohort)) for index, cohort in enumerate(cohorts)]
+
+    seeds = (seed for seed in range(100) if [n > 0 for n in reports(tiny([f"seed={seed}", *settings]))] == [1, 0, 1])
+    return [f"seed={next(seeds)}", *settings]
+
+
+# Whatever remembers anything from round to round.
+REMEMBERING = {
+    **{
+        name: SETTINGS[name]
+        for name, entry in methods.LOCAL_ALGORITHMS.items()
+        if entry.build().own or entry.build().server
+    },
+    "weights and optimizer": ["server.weights=fedawa", "server.optimizer=yogi"],
+}
+
+
+def _empty_rounds(collectives: Collectives, folder: str) -> dict[str, Finished]:
+    once = _with_an_empty_round()
+    cases = {name: [*overrides, *once] for name, overrides in REMEMBERING.items()}
+    cases["nobody ever"] = ["local.algorithm=scaffold", "dropout=0.9999999", "rounds=2", "checkpoint.every=1"]
+    return {name: run_job(tiny(case), Path(folder) / name, collectives) for name, case in cases.items()}
+
+
+def test_a_round_that_nobody_reports_to_changes_nothing_on_any_number_of_ranks(tmp_path: Path) -> None:
+    (expected,) = run_ranks(_empty_rounds, 1, tmp_path, str(tmp_path / "1"), timeout_s=300)
+    for found in run_ranks(_empty_rounds, 2, tmp_path, str(tmp_path / "2"), timeout_s=300):
+        _require_same(found, expected, 0, "on two ranks")
+    for name, run in expected.items():
+        sampled = [len(record["cohort"]) + record["clients_dropped"] for record in run.records]
+        assert sampled == [3] * len(run.records), name
+        empty = [record for record in run.records if not record["cohort"]]
+        assert [record["round"] for record in empty] == ([1, 2] if name == "nobody ever" else [2]), name
+        assert all(record["train_loss"] is None for record in empty), name
+        for ranks in ("1", "2"):
+            saved = sorted((tmp_path / ranks / name / "checkpoints").glob("round-*/state.json"))
+            before, after, *later = (json.loads(path.read_text())["files"] for path in saved)
+            assert before == after, f"{name}: the model, or what server or clients keep"
+            assert all(after != other for other in later), name
+    initial = build_model(tiny(), load_federation(tiny(), prepares=True).dataset).state_dict()
+    assert all(torch.equal(expected["nobody ever"].model[key], tensor) for key, tensor in initial.items())
 
 
 @pytest.mark.parametrize(
