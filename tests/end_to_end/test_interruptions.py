@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ CONFIG = [
     "checkpoint.every=2",
     "server.aggregator=fedgh",
 ]
+# What clients, the weighting and the server's optimizer know from round to round.
+REMEMBERING = ["local.algorithm=scaffold", "server.weights=fedawa", "server.optimizer=momentum"]
 STOPPED = 75
 
 
@@ -52,8 +55,8 @@ def _after_round(job: Job, folder: Path, number: int) -> None:
     job.wait_until(lambda: rounds_done(folder) >= number, f"round {number}")
 
 
-def _finish(folder: Path, expected: Results, ranks: int) -> str:
-    ended = run(folder, *CONFIG, ranks=ranks).expect(0)
+def _finish(folder: Path, expected: Results, ranks: int, methods: Sequence[str] = ()) -> str:
+    ended = run(folder, *CONFIG, *methods, ranks=ranks).expect(0)
     assert results_of(folder) == expected, f"other bits after\n{ended.output}"
     return ended.output
 
@@ -80,6 +83,16 @@ def test_everything_killed_at_once(tmp_path: Path, uninterrupted: Results) -> No
     with start(tmp_path, *CONFIG, ranks=2) as job:
         _after_round(job, tmp_path, 3)
     assert "resuming after round 2" in _finish(tmp_path, uninterrupted, 0)
+
+
+def test_what_is_remembered_outlives_everything_being_killed(tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for folder in (whole, killed):
+        folder.mkdir()
+    run(whole, *CONFIG, *REMEMBERING, ranks=2).expect(0)
+    with start(killed, *CONFIG, *REMEMBERING, ranks=2) as job:
+        _after_round(job, killed, 5)
+    assert "resuming after round" in _finish(killed, results_of(whole), 3, REMEMBERING)
 
 
 @pytest.mark.parametrize(("number", "again"), [(signal.SIGUSR1, 2), (signal.SIGINT, 0)], ids=["SIGUSR1", "Ctrl-C"])
