@@ -95,7 +95,7 @@ LOCAL_RESTARTS = "FEDSPEC_DIST_LOCAL_RESTARTS"
 
 def restart_of(variables: Mapping[str, str]) -> int:
     """How often the job was started before, from the environment of its tasks and of its batch script."""
-    return int(variables.get("SLURM_RESTART_COUNT") or variables.get(LOCAL_RESTARTS) or 0)
+    return int(variables.get("SLURM_RESTART_COUNT" if "SLURM_JOB_ID" in variables else LOCAL_RESTARTS, "0"))
 
 
 def add_start(path: Path, job_id: str, saved_round: int, host: str, restart: int) -> None:

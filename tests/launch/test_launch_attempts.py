@@ -37,8 +37,9 @@ def test_starts_and_ends_come_back_in_order(tmp_path: Path) -> None:
 
 def test_restarts_are_counted_by_slurm_or_by_the_local_controller() -> None:
     assert attempts.restart_of({}) == 0
-    assert attempts.restart_of({"SLURM_RESTART_COUNT": "2"}) == 2
+    assert attempts.restart_of({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}) == 2
     assert attempts.restart_of({attempts.LOCAL_RESTARTS: "3"}) == 3
+    assert attempts.restart_of({"SLURM_JOB_ID": "7", attempts.LOCAL_RESTARTS: "3"}) == 0  # submitted by a local job
 
 
 def test_a_killed_attempt_ended_where_the_next_one_began(tmp_path: Path) -> None:
