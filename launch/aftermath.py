@@ -32,7 +32,9 @@ def main(arguments: Sequence[str], variables: Mapping[str, str] | None = None) -
         try:
             queue.requeue(job_id)
         except queue.QueueError as error:
-            print(f"launch: SLURM did not requeue the job: {error}", file=sys.stderr, flush=True)
+            refused = f"SLURM did not requeue the job: {error}; submit it again to go on"
+            print(f"launch: {refused}", file=sys.stderr, flush=True)
+            attempts.add_end(files.attempts, job_id, files.rounds_saved(), attempts.FAILED, f"{text}. {refused}")
             return 1
     return 0
 

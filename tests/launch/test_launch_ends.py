@@ -156,6 +156,11 @@ def test_the_batch_scripts_command(
     attempts.add_start(run.files.attempts, "7", 3, "node1", 0)
     assert aftermath.main(["1", "0", str(run.folder)], {"SLURM_JOB_ID": "7"}) == 1
     assert "SLURM did not requeue the job: Requested operation is presently disabled" in capsys.readouterr().err
+    (attempt,) = attempts.read(run.files.attempts, "7")
+    assert attempt.outcome == FAILED
+    assert attempt.reason.endswith(
+        "did not requeue the job: Requested operation is presently disabled; submit it again to go on"
+    )
 
 
 def test_each_place_of_an_array_finds_its_run(tmp_path: Path) -> None:
