@@ -120,6 +120,11 @@ RULES = [
         "got a value that only the adaptive ascent uses; set local.algorithm.adaptive: true, or leave eta out",
     ),
     Rule(
+        "local.algorithm.filter_ascent",
+        lambda phase, _: getattr(phase.local.algorithm, "filter_ascent", False) and phase.filter.type == "none",
+        "got true without a filter; choose one with filter.type, or leave filter_ascent out",
+    ),
+    Rule(
         "local.algorithm.mu",
         lambda phase, _: (
             phase.server.aggregator.type == "fednova"

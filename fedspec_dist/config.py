@@ -493,7 +493,8 @@ def _import_plugins(names: Any) -> None:
         except (Exception, SystemExit) as error:
             raise ConfigError(
                 f"plugins: {name!r} could not be imported ({type(error).__name__}: {error}); allowed: modules that "
-                "python finds, in the folder from which the command is started or on PYTHONPATH"
+                "python finds, in the folder from which the command is started or on PYTHONPATH",
+                everywhere=False,
             ) from error
 
 

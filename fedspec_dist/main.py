@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         return _run(config, options)
     except ConfigError as error:
-        if is_first():
+        if is_first() or not error.everywhere:
             print(f"config error: {error}", file=sys.stderr)
         return EXIT_USAGE
 

@@ -17,7 +17,14 @@ from fedspec_dist import methods
 
 
 class ConfigError(ValueError):
-    """A config that cannot run; the message is for the person who typed it."""
+    """A config that cannot run; the message is for the person who typed it.
+
+    `everywhere`: every rank finds the same, so that one of them says it. Otherwise it depends on the host.
+    """
+
+    def __init__(self, message: str, everywhere: bool = True) -> None:
+        super().__init__(message)
+        self.everywhere = everywhere
 
 
 # Where a bare name may stand for `{type: name}`.

@@ -51,7 +51,9 @@ def settle(
         history = attempts.read(files.attempts, job_id)
     if history[-1].outcome in attempts.SETTLED:
         return "", False
-    settings = failures_allowed(files)
+    if abs(code) - 128 * (code > 0) in (signal.SIGUSR1, signal.SIGUSR2):
+        return _after_early_signal(files, job_id, history)
+    settings = allowed(files, "requeue_on_failure")
     failures = sum(attempt.outcome in (attempts.FAILED, attempts.RETRIED) for attempt in history) + 1
     reason = explain(files, folder, job_id, code, history[-1].started)
     again = failures <= settings
@@ -63,12 +65,23 @@ def settle(
     return f"{reason}. Not started again{hint}", False
 
 
-def failures_allowed(files: SubmissionFolder) -> int:
+def _after_early_signal(files: SubmissionFolder, job_id: str, history: Sequence[attempts.Attempt]) -> tuple[str, bool]:
+    """The signal before a preemption or a time limit came while Python started, and ended what did not know it yet."""
+    requeues = sum(attempt.was_interrupted for attempt in history)  # this one included
+    again = requeues <= allowed(files, "max_requeues")
+    reason = "stopped by a signal before the run could take it" + (": requeued" if again else "")
+    outcome = attempts.REQUEUED if again else attempts.GAVE_UP
+    attempts.add_end(files.attempts, job_id, files.rounds_saved(), outcome, reason)
+    return (reason if again else f"{reason}; cluster.max_requeues allows no further attempt"), again
+
+
+def allowed(files: SubmissionFolder, key: str) -> int:
+    """A number of `cluster` in the config of the run; 0 where it cannot be read."""
     import yaml
 
     try:
         config = yaml.safe_load(files.config.read_text(encoding="utf-8"))
-        return int(config["cluster"]["requeue_on_failure"])
+        return int(config["cluster"][key])
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
         return 0
 

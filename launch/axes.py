@@ -124,7 +124,7 @@ class SweepFile(Part):
     seeds: Annotated[list[CountOrZero], Field(min_length=1), AfterValidator(_each_once)] | None = None
     axes: Axes = Axes()
     methods: dict[Annotated[str, Field(min_length=1)], Annotated[Method, BeforeValidator(_nothing_is_empty)]] = {}
-    tune: Tune | None = None
+    tune: Annotated[Tune | None, BeforeValidator(_nothing_is_empty)] = None
 
 
 @dataclass(frozen=True)
@@ -264,6 +264,8 @@ def _tuning_problems(tune: Tune, over: Mapping[str, list[Any]]) -> Iterable[str]
         size *= len(values)
         if tune.expand and len(values) == 1 and type(values[0]) in (int, float):
             yield f"tune.over.{key}: got one value; give two or more, so that expand has a step, or use overrides"
+        if tune.expand and len({type(value) in (int, float) for value in values}) > 1:
+            yield f"tune.over.{key}: got numbers among other values, which expand cannot order; give numbers alone"
     if not over:
         yield "tune.over: must be given: the keys to tune, each with its values"
     if tune.budget is not None and size > tune.budget:

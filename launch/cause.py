@@ -21,9 +21,17 @@ class Decision:
 
 
 def find_cause(
-    stopped_by: str | None, cancelled: bool, where: str, job_id: str, variables: Mapping[str, str]
+    stopped_by: str | None,
+    cancelled: bool,
+    where: str,
+    job_id: str,
+    variables: Mapping[str, str],
+    before_meeting: bool = False,
 ) -> Decision:
-    """What a stop was for. SIGTERM alone says little, so the scheduler is asked what it is doing to the job."""
+    """What a stop was for. SIGTERM alone says little, so the scheduler is asked what it is doing to the job.
+
+    `before_meeting`: the signal came before the ranks could agree on anything, and maybe to this one alone.
+    """
     if cancelled:
         return Decision(attempts.CANCELLED, "cancelled by launch.cancel; submit it again to go on")
     if where == "debug" or stopped_by == "SIGINT":
@@ -37,7 +45,10 @@ def find_cause(
         return Decision(
             attempts.STOPPED, f"stopped by {stopped_by}, and SLURM did not say why{error}; submit it again to go on"
         )
-    return cause_of_sigterm(fields, int(variables.get("SLURM_RESTART_COUNT", "0")))
+    found = cause_of_sigterm(fields, int(variables.get("SLURM_RESTART_COUNT", "0")))
+    if found.outcome == attempts.CANCELLED and before_meeting and fields.get("JobState") == "RUNNING":
+        return Decision(attempts.FAILED, "srun ended this rank, since another one failed at its start")
+    return found
 
 
 def _ask(job_id: str) -> tuple[Mapping[str, str], str]:

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,8 @@ _OWN_KEYS = {
     "signal": "signal_before_s",
 }
 _RESERVED = ("array", "chdir", "error", "job-name", "no-requeue", "ntasks", "open-mode", "output", "requeue", "wait")
+# With these sbatch submits nothing, or does not say what: the launcher would not know of its job.
+_SILENCING = ("help", "parsable", "quiet", "test-only", "usage", "version", "wrap")
 # A limit is looked at every 30 s, so a signal comes up to 30 s early.
 _CHECK_S = 30
 
@@ -120,6 +123,8 @@ def check_after(cluster: Cluster, where: str, after: str | None) -> None:
     """
     if after is not None and where != "slurm":
         raise ConfigError(f"--after: got {after!r}, but --cluster {where} has no queue; allowed: --cluster slurm")
+    if after is not None and not re.fullmatch(r"\d+(_\d+)?(:\d+(_\d+)?)*", after):
+        raise ConfigError(f"--after: got {after!r}; allowed: the id of a job, such as 1234 or 1234_5")
     if after is not None and "dependency" in _extra(cluster):
         raise ConfigError(f"cluster.extra.dependency: got one, and --after {after} is another; give only one of them")
 
@@ -133,6 +138,8 @@ def _extra(cluster: Cluster) -> dict[str, Any]:
             raise ConfigError(f"cluster.extra: got {key!r}; allowed: long options of sbatch, such as mail-type")
         if name in _OWN_KEYS:
             raise ConfigError(f"cluster.extra.{key}: has a key of its own; give cluster.{_OWN_KEYS[name]} instead")
+        if name in _SILENCING:
+            raise ConfigError(f"cluster.extra.{key}: with it sbatch tells no job id in its usual words; leave it out")
         if name in _RESERVED:
             raise ConfigError(f"cluster.extra.{key}: is set by launch.submit itself; leave it out")
         # sbatch takes a backslash out of a value however it is quoted.
@@ -172,7 +179,8 @@ def sbatch_parameters(
         "setup": list(setup),
         "additional_parameters": {"requeue": True, **_extra(cluster)},
         # srun does not take over cpus-per-task from sbatch in SLURM 22.05 to 23.02.
-        "srun_args": ["--kill-on-bad-exit=1", "--open-mode=append"],
+        # A site or a user may have sbatch export nothing (SBATCH_EXPORT=NONE); the ranks need what the script sets.
+        "srun_args": ["--kill-on-bad-exit=1", "--open-mode=append", "--export=ALL"],
     }
     for key in ("partition", "account", "qos", "constraint", "exclude"):
         if getattr(cluster, key) is not None:
@@ -183,7 +191,7 @@ def sbatch_parameters(
         parameters["cpus_per_task"] = cluster.cpus_per_rank
         parameters["srun_args"].append(f"--cpus-per-task={cluster.cpus_per_rank}")
     if cluster.mem_gb is not None:
-        parameters["additional_parameters"]["mem"] = f"{round(cluster.mem_gb * 1024)}M"
+        parameters["additional_parameters"]["mem"] = f"{ceil(cluster.mem_gb * 1024)}M"
     if after is not None:
         parameters["dependency"] = f"afterany:{after}"
     if array and cluster.array_parallelism is not None:
@@ -211,6 +219,7 @@ _VARIABLES = {
     "qos": ("QOS",),
     "constraint": ("CONSTRAINT",),
     "gpus_per_node": ("GPUS_PER_NODE", "GPUS", "GPUS_PER_TASK"),
+    "cpus_per_rank": ("CPUS_PER_TASK", "CPUS_PER_GPU"),
     "mem_gb": ("MEM_PER_NODE", "MEM_PER_CPU", "MEM_PER_GPU"),
 }
 

@@ -60,7 +60,14 @@ def run_here(study: Study, ranks: int, max_ranks: int | None) -> int:
         if stopped():
             print("stopped; the same command goes on", file=sys.stderr)
             return EXIT_STOPPED
-    return EXIT_FAILED if failed else 0
+    return EXIT_FAILED if _say_lost(study) or failed else 0
+
+
+def _say_lost(study: Study) -> bool:
+    """Name the cases that come to nothing; whether there are any."""
+    for case in study.lost():
+        say(f"{case}: no point of its grid has a finite result, so its seeds are not run; try other values")
+    return bool(study.lost())
 
 
 def _num_cpus() -> int:
@@ -172,7 +179,7 @@ def run_on_slurm(study: Study, wait: bool, submit: Callable[..., list[Submission
     failed = study.waiting()
     for run in failed:
         say(f"{one_line(study, run)}: {study.outcome(run).error or f'see python -m launch.status {run.folder}'}")
-    return EXIT_FAILED if failed else 0
+    return EXIT_FAILED if _say_lost(study) or failed else 0
 
 
 def _wait_for_queue(study: Study, tried: set[Path], stopped: Callable[[], int]) -> bool:

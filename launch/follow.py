@@ -20,8 +20,15 @@ _SETTLE_S = 10.0
 
 @dataclass(frozen=True)
 class Outcome:
+    """`state` is a word or two, `text` has the reason as well."""
+
     finished: bool
-    text: str
+    state: str
+    reason: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"{self.state}{self.reason}"
 
 
 def queue_state(record: Record) -> queue.QueueState:
@@ -39,11 +46,11 @@ def outcome(files: SubmissionFolder, record: Record, state: queue.QueueState) ->
         return Outcome(True, "finished")
     if history and history[-1].outcome not in (None, attempts.REQUEUED, attempts.RETRIED):
         last = history[-1]
-        return Outcome(False, f"{last.outcome} after {last.end_round} rounds: {last.reason}")
+        return Outcome(False, f"{last.outcome}", f" after {last.end_round} rounds: {last.reason}")
     if files.is_cancelled(record.job_id):
         return Outcome(False, "cancelled")
     if state.name in queue.ENDED and state.name != "COMPLETED":
-        return Outcome(False, f"ended by SLURM: {state.name}{f' ({state.reason})' if state.reason else ''}")
+        return Outcome(False, f"ended by SLURM: {state.name}", f" ({state.reason})" if state.reason else "")
     return None
 
 
@@ -78,7 +85,7 @@ def wait(
                 break
             if time.monotonic() - ended_at > settle_s:
                 said = last_error(run_folder, record.logs(), attempts.last_start(files.attempts, record.job_id))
-                known = Outcome(False, f"ended without an account of it{f': {said}' if said else ''}")
+                known = Outcome(False, "ended without an account of it", f": {said}" if said else "")
                 break
         else:
             ended_at = None

@@ -82,7 +82,7 @@ class Job(Checkpointable):
         overdue = Overdue(_last_stop, lambda name: self._when_overdue(account, name, requeue), self._patience)
         if task.global_rank == 0 and self.where != "debug":
             overdue.start()
-        code, stopped_by = _run(_program("main"), with_plain_path(self.arguments))
+        code, stopped_by, early = _run(_program("main"), with_plain_path(self.arguments))
         if overdue.stop():
             sys.exit(0)  # the scheduler is ending the job
         if task.global_rank:
@@ -94,12 +94,14 @@ class Job(Checkpointable):
             account.end(attempts.FINISHED, "")
             return 0
         if code == EXIT_STOPPED:
-            self._after_stop(account, stopped_by, requeue)
+            self._after_stop(account, stopped_by, early, requeue)
         # A failure is accounted for by the batch script, which also sees what this process cannot survive.
         _leave(f"the run ended with exit code {code}; the reason stands above and in {self.run_folder}/log")
 
-    def _after_stop(self, account: _Account, stopped_by: str | None, requeue: Any) -> NoReturn:
-        decision = account.decide(stopped_by, self.where)
+    def _after_stop(self, account: _Account, stopped_by: str | None, early: bool, requeue: Any) -> NoReturn:
+        decision = account.decide(stopped_by, self.where, early)
+        if decision.outcome == attempts.FAILED:
+            _leave(decision.reason)
         account.end(decision.outcome, decision.reason)
         print(f"launch: {decision.reason}", file=sys.stderr, flush=True)
         if decision.outcome != attempts.REQUEUED:
@@ -174,8 +176,9 @@ class _Account:
     def end(self, outcome: str, reason: str) -> None:
         attempts.add_end(self._files.attempts, self._job_id, self._files.rounds_saved(), outcome, reason)
 
-    def decide(self, stopped_by: str | None, where: str) -> Decision:
-        cause = find_cause(stopped_by, self._files.is_cancelled(self._job_id), where, self._job_id, os.environ)
+    def decide(self, stopped_by: str | None, where: str, early: bool = False) -> Decision:
+        cancelled = self._files.is_cancelled(self._job_id)
+        cause = find_cause(stopped_by, cancelled, where, self._job_id, os.environ, before_meeting=early)
         if cause.outcome != attempts.REQUEUED or cause.by_scheduler:
             return cause
         ended = attempts.with_end(
@@ -190,8 +193,8 @@ class _Account:
         return attempts.reason_to_give_up(ended, self._rules.max_requeues, self._rules.seconds)
 
 
-def _run(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> tuple[int, str | None]:
-    """Its exit code and the signal that stopped it.
+def _run(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> tuple[int, str | None, bool]:
+    """Its exit code, the signal that stopped it, and whether that came before the run took over the signals.
 
     Until the run takes over the signals one of them ends it at once: there is nothing to save yet. Afterwards they are
     ignored: what is to be done about them is being done.
@@ -210,7 +213,7 @@ def _run(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> tupl
         code = leaving.code if isinstance(leaving.code, int) else 1
     for number in _STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    return code, early[0] if early else _last_stop()
+    return code, early[0] if early else _last_stop(), bool(early)
 
 
 def _leave(reason: str) -> NoReturn:

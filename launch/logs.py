@@ -38,7 +38,8 @@ def last_error(run_folder: Path, job_logs: Iterable[Path], since: float = 0.0) -
         for path in job_logs:
             lines = [m[m.lastindex or 0] for line in _last_start(tail(path)) if (m := pattern.match(line))]
             if lines:
-                return lines[-1]
+                # That a program is missing says more than that its task has ended.
+                return next((line for line in lines if "execve()" in line), lines[-1])
     return ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import socket
@@ -9,6 +10,7 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _TIMEOUT_S = 30.0
 _FORMAT = "%i|%T|%r|%M|%L"  # job id, state, reason, time used, time left
@@ -25,6 +27,8 @@ ENDED = {
     "REVOKED",
     "TIMEOUT",
 }
+# Variables of a shell that change what the commands show, which would hide jobs.
+_SHOWING = ("SQUEUE_", "SACCT_", "SCONTROL_", "SLURM_TIME_FORMAT")
 GONE = "not in the queue"
 UNKNOWN = "unknown"
 
@@ -127,11 +131,15 @@ def _sacct(job_ids: list[str]) -> str:
 
 
 def run_command(command: list[str]) -> str:
-    """Raises:
-    QueueError: with the command's own words.
+    """What it prints, whatever the user's shell would have it show (`SQUEUE_PARTITION` and the like).
+
+    Raises:
+        QueueError: with the command's own words.
     """
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(_SHOWING)}
+    pipes: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL)
+        done = subprocess.run(command, env=variables, timeout=_TIMEOUT_S, **pipes)
     except FileNotFoundError:
         raise QueueError(f"there is no {command[0]} on this machine: is it a login node of a SLURM cluster?") from None
     except subprocess.TimeoutExpired:

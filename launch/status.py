@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ class Row:
     error: str
 
 
+_FILE_WIDTH = 500
 _ERROR_WIDTH = 240  # the whole of it is in the log and in attempts.jsonl
 COLUMNS = ("run", "state", "job", "round", "accuracy", "elapsed", "time left", "last error")
 
@@ -80,7 +82,7 @@ def _state_text(files: SubmissionFolder, record: Record | None, state: queue.Que
     if state.is_alive:
         return f"{state.name} ({state.reason})" if state.reason else state.name
     known = outcome(files, record, state)
-    return known.text.split(" after ")[0].split(":")[0] if known else queue.GONE
+    return known.state if known else queue.GONE
 
 
 def _error(files: SubmissionFolder, record: Record, state: queue.QueueState | None) -> str:
@@ -145,7 +147,7 @@ def _duration(seconds: float | None) -> str:
 def table(found: Sequence[Row]) -> Table:
     shown = Table(title_justify="left")
     for column in COLUMNS:
-        shown.add_column(column, overflow="fold", no_wrap=column in ("state", "job", "round", "accuracy", "elapsed"))
+        shown.add_column(column, overflow="fold", no_wrap=column not in ("time left", "last error"))
     for row in found:
         cells = (row.run, row.state, row.job_id, row.rounds, row.accuracy, row.elapsed, row.left, row.error)
         shown.add_row(*(Text(cell) for cell in cells))  # brackets in an error are not markup
@@ -163,8 +165,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not folders:
         print("no runs in runs/; name run folders, or submit one with python -m launch.submit", file=sys.stderr)
         return 1
-    Console().print(table(rows(path for path in folders if path not in missing)))
+    console().print(table(rows(path for path in folders if path not in missing)))
     return 1 if missing else 0
+
+
+def console() -> Console:
+    """As wide as the terminal; where the output goes elsewhere, wide enough for a run to have one line."""
+    wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(width=_FILE_WIDTH if wide else None)
 
 
 def is_run(path: Path) -> bool:

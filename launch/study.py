@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +47,10 @@ class Study:
         """All that can be run by now, each folder once."""
         return unique(run for progress in self.progress() for run in [*progress.tuning, *progress.final])
 
+    def lost(self) -> list[Case]:
+        """Cases whose tuning found no point with a result: there is nothing to run their seeds with."""
+        return [progress.case for progress in self.progress() if progress.verdict and progress.verdict.best is None]
+
     def metric(self) -> tuple[str, int]:
         """What runs are compared by: a metric, and how many last values its mean is of."""
         tune = self.sweep.tune
@@ -72,6 +76,8 @@ class Study:
             return case.run(dict(zip(case.over, point, strict=True)), tune.seed)
 
         def legal(point: Point) -> bool:
+            if any(_changes_meaning(key, value, case.over[key]) for key, value in zip(case.over, point, strict=True)):
+                return False
             try:
                 run_at(point)
             except ConfigError:
@@ -89,6 +95,13 @@ class Study:
             scores = {point: self.score(run) for point, run in new.items()}
             told |= {point: None if score is None else tune.sign * score for point, score in scores.items()}
         return runs, asked
+
+
+def _changes_meaning(key: str, value: object, first: Sequence[object]) -> bool:
+    """`clients_per_round` is a share below 1 and a count from 1: an axis of the one does not grow into the other."""
+    if key.rpartition(".")[2] != "clients_per_round" or not isinstance(value, (int, float)):
+        return False
+    return any(isinstance(other, (int, float)) and (value < 1) != (other < 1) for other in first)
 
 
 def unique(runs: Iterable[Run]) -> list[Run]:

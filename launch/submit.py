@@ -195,11 +195,12 @@ def _refuse_twice(files: SubmissionFolder) -> None:
     record = files.record()
     if record is None or not (state := queue_state(record)).is_alive:
         return
+    folder = shlex.quote(str(files.run_folder))
     if state.name != queue.UNKNOWN:
         raise SubmitError(
             f"{files.run_folder} is job {record.job_id} already ({state.name}). Follow it with python -m "
-            f"launch.follow {files.run_folder}, end it with python -m launch.cancel {files.run_folder}, or give this "
-            "run another name= or output="
+            f"launch.follow {folder}, end it with python -m launch.cancel {folder}, or give this run another name= or "
+            "output="
         )
     if outcome(files, record, state) is None:
         raise SubmitError(

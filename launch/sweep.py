@@ -16,8 +16,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from fedspec_dist.config import ConfigError
 from launch import pool
 from launch.axes import load_sweep
@@ -25,6 +23,7 @@ from launch.collect import as_csv, rows, state_tables, summary
 from launch.drive import queue_states, run_here, run_on_slurm, say, slurm_plan
 from launch.outcomes import Outcomes
 from launch.record import write
+from launch.status import console
 from launch.study import Study
 from launch.submit import SubmitError
 
@@ -35,6 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_intermixed_args(arguments)
     try:
         return _run(Study(load_sweep(options.sweep, options.overrides), Outcomes()), options)
+    except OSError as error:
+        where = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        print(f"{where}; choose another output=FOLDER, or another FILE.csv", file=sys.stderr)
+        return 1
     except (ConfigError, SubmitError) as error:
         print(f"{'config error: ' if isinstance(error, ConfigError) else ''}{error}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, ConfigError) else 1
@@ -49,9 +52,9 @@ def _run(study: Study, options: argparse.Namespace) -> int:
     if options.dry_run:
         _show_plan(study, options)
     elif options.status:
-        console = Console()
+        shown = console()
         for table in state_tables(study, queue_states(study.waiting())):
-            console.print(table)
+            shown.print(table)
     elif options.collect is not None:
         _collect(study, options.collect)
     else:

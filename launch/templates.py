@@ -11,6 +11,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ def values_of(
     values = {
         "name": config.name,
         "gpus_per_node": shape.gpus_per_node or None,
-        "mem_mb": None if cluster.mem_gb is None else round(cluster.mem_gb * 1024),
+        "mem_mb": None if cluster.mem_gb is None else ceil(cluster.mem_gb * 1024),
         "minutes": minutes(cluster.time),
         "extra": [_option(key, value) for key, value in further.items() if key not in ("requeue", "mem")],
         "folder": folder,

@@ -45,6 +45,12 @@ def test_a_wrong_config_is_one_message_and_exit_code_2(arguments: list[str], mes
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_is_wrong_on_one_host_is_said_by_its_rank() -> None:
+    result = _run("plugins=[nosuch_module]", RANK="1")
+    assert result.returncode == 2
+    assert "config error: plugins: 'nosuch_module' could not be imported" in result.stderr
+
+
 def test_other_ranks_leave_the_message_to_the_first() -> None:
     for variable in ("RANK", "SLURM_PROCID", "SUBMITIT_LOCAL_GLOBALID"):
         result = _run("nosuch=1", **{variable: "1"})

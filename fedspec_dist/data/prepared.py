@@ -186,12 +186,17 @@ def _finished(name: str, source: Source, parent: Path) -> Path | None:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether every file has the size that was written; a truncated or missing one makes it damaged."""
+    """Whether every file has the size that was written and a header; if one is truncated or missing it is damaged."""
     try:
         sizes = json.loads((folder / "meta.json").read_bytes())["sizes"]
-        return all((folder / f"{part}.npy").stat().st_size == sizes[part] for part in {*_PARTS, *sizes})
-    except (OSError, ValueError, KeyError, TypeError):
+        for part in {*_PARTS, *sizes}:
+            path = folder / f"{part}.npy"
+            if path.stat().st_size != sizes[part]:
+                return False
+            np.load(path, mmap_mode="r")
+    except (OSError, ValueError, KeyError, TypeError, EOFError):
         return False
+    return True
 
 
 def _open(folder: Path) -> Dataset:

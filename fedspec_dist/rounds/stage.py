@@ -21,7 +21,7 @@ from fedspec_dist.data.augment import Augmentation
 from fedspec_dist.distributed.columns import Columns
 from fedspec_dist.distributed.runtime import Runtime
 from fedspec_dist.models.network import Network
-from fedspec_dist.parameters import ParameterLayout
+from fedspec_dist.parameters import ParameterLayout, Segment
 from fedspec_dist.rounds.client_states import ClientStates
 from fedspec_dist.rounds.federation import Federation, balanced_subset, proxy_share, quota
 from fedspec_dist.rounds.proxy import ServerProxy
@@ -158,8 +158,13 @@ def check_phase(config: Config, phase: Phase, module: nn.Module, layout: Paramet
         if algorithm.needs_features:
             _check_features(config, phase, algorithm, module, layout)
         algorithm.bind(layout.segments)
-        for choice in (phase.filter, phase.server.filter):
+        for key, choice in (("filter", phase.filter), ("server.filter", phase.server.filter)):
             make_filter(choice, layout)
+            if choice.type != "none" and not filtered_layers(choice, layout):
+                raise ValueError(
+                    f"{key}: {choice.type} with min_size {choice.min_size} and min_dim {choice.min_dim} leaves no "
+                    f"layer to filter; allowed: smaller ones, or {key}: none"
+                )
         _make(methods.WEIGHTS, phase.server.weights)
         _make(methods.SERVER_OPTIMIZERS, phase.server.optimizer)
         _make(methods.AGGREGATORS, phase.server.aggregator).check(layout.segments)
@@ -195,14 +200,18 @@ def aggregator_needs(phase: Phase) -> frozenset[str]:
     return needs
 
 
-def make_filter(choice: Any, layout: ParameterLayout) -> Filter:
-    """The filter on the layers that match `layers` and have at least `min_size` entries and `min_dim` axes."""
-    segments = [
+def filtered_layers(choice: Any, layout: ParameterLayout) -> list[Segment]:
+    """Those that match `layers` and have at least `min_size` entries and `min_dim` axes."""
+    return [
         segment
         for segment in layout.select(choice.layers)
         if segment.size >= choice.min_size and len(segment.shape) >= choice.min_dim
     ]
-    made: Filter = methods.FILTERS[choice.type].build(segments, **choice.parameters(without=methods.FILTER_COMMON))
+
+
+def make_filter(choice: Any, layout: ParameterLayout) -> Filter:
+    layers = filtered_layers(choice, layout)
+    made: Filter = methods.FILTERS[choice.type].build(layers, **choice.parameters(without=methods.FILTER_COMMON))
     return made
 
 

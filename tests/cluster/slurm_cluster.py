@@ -1,6 +1,6 @@
 """A real SLURM on this one machine: munged, slurmctld and a slurmd for each of a few emulated nodes, as root on Debian.
 
-    python -m tests.cluster.slurm_cluster start|stop|run COMMAND ...
+    python -m tests.cluster.slurm_cluster start|stop|run [--root FOLDER] [COMMAND ...]      in the checkout
 
 Everything lives in namespaces of its own. One for processes, whose first process is `hold` below: when that one ends,
 for whatever reason, the kernel ends every daemon and every job in it, so nothing can be left behind. One for mounts,
@@ -527,24 +527,31 @@ def main() -> int:
         INSIDE[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=["start", "stop", "run"])
-    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND ...")
-    parser.add_argument("--root", type=Path, default=Path(tempfile.gettempdir()) / "fedspec-slurm")
-    parser.add_argument("--nodes", type=int, default=2)
+    actions = parser.add_subparsers(dest="action", required=True)
+    for name in ("start", "stop", "run"):
+        action = actions.add_parser(name)
+        action.add_argument("--root", type=Path, default=Path(tempfile.gettempdir()) / "fedspec-slurm")
+    actions.choices["start"].add_argument("--nodes", type=int, default=2)
+    actions.choices["run"].add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND ...")
     options = parser.parse_args()
-    cluster = Cluster(options.root, Settings(options.nodes, job_id=1000 + int(time.time()) % 50_000_000))
-    if options.action == "run":
-        return subprocess.call(cluster.command(*options.words), env=_clean_environment())
-    cluster.stop()
-    if options.root.exists() and (options.root / "etc" / "slurm.conf").exists():
-        shutil.rmtree(options.root)
-    if options.action == "start":
-        try:
+    settings = Settings(getattr(options, "nodes", 2), job_id=1000 + int(time.time()) % 50_000_000)
+    cluster = Cluster(options.root, settings)
+    try:
+        if options.action == "run":
+            return subprocess.call(cluster.command(*options.words), env=_clean_environment())
+        cluster.stop()
+        if options.root.exists() and (options.root / "etc" / "slurm.conf").exists():
+            shutil.rmtree(options.root)
+        if options.action == "start":
             cluster.start(tied=False)
-        except CannotBeHad as reason:
-            print(f"SLURM cannot be had here: {reason}", file=sys.stderr)
-            return EXIT_CANNOT_BE_HAD
-        print(f"{options.nodes} nodes are idle; {sys.executable} -m tests.cluster.slurm_cluster run COMMAND ...")
+            start = f"{sys.executable} -m tests.cluster.slurm_cluster run --root {options.root}"
+            print(f"{options.nodes} nodes are idle; in {CHECKOUT}: {start} COMMAND ...")
+    except CannotBeHad as reason:
+        print(f"SLURM cannot be had here: {reason}", file=sys.stderr)
+        return EXIT_CANNOT_BE_HAD
+    except ClusterError as error:
+        print(error, file=sys.stderr)
+        return 1
     return 0
 
 

@@ -227,6 +227,12 @@ def truncate(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-4])
 
 
+def zero(folder: Path) -> None:
+    """As a crash of the machine may leave a file whose size was known already."""
+    path = folder / "train_images.npy"
+    path.write_bytes(bytes(path.stat().st_size))
+
+
 def remove(folder: Path) -> None:
     (folder / "test_labels.npy").unlink()
 
@@ -243,7 +249,7 @@ def foreign_meta(folder: Path) -> None:
     (folder / "meta.json").write_text("[1]")
 
 
-@pytest.mark.parametrize("damage", [truncate, remove, empty_meta, meta_without_parts, foreign_meta])
+@pytest.mark.parametrize("damage", [truncate, zero, remove, empty_meta, meta_without_parts, foreign_meta])
 def test_a_damaged_folder_is_made_again(tmp_path: Path, damage) -> None:
     source = write_npz(tmp_path)
     first = load(source, tmp_path)

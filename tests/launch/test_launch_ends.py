@@ -106,6 +106,17 @@ def test_failures_are_tried_again_as_often_as_allowed(tmp_path: Path, rank_0_sta
     assert [a.outcome for a in attempts.read(run.files.attempts, "7")] == [RETRIED, RETRIED, FAILED]
 
 
+@pytest.mark.parametrize("code", [138, 140, -10, -12])
+def test_a_signal_to_stop_that_comes_before_the_run_can_take_it_is_a_requeue(tmp_path: Path, code: int) -> None:
+    run = Run(tmp_path)
+    write(run.files.config, "rounds: 120\ncluster: {requeue_on_failure: 0, max_requeues: 1}\n")
+    assert run.settle(code, restart=0) == ("stopped by a signal before the run could take it: requeued", True)
+    text, again = run.settle(code, restart=1)
+    assert text.endswith("cluster.max_requeues allows no further attempt")
+    assert not again
+    assert [a.outcome for a in attempts.read(run.files.attempts, "7")] == [REQUEUED, GAVE_UP]
+
+
 @pytest.mark.parametrize("outcome", [FINISHED, REQUEUED, CANCELLED, STOPPED, GAVE_UP])
 def test_what_rank_0_has_settled_stays_settled(tmp_path: Path, outcome: str) -> None:
     run = Run(tmp_path, retries=5).started().ended(outcome)
@@ -298,7 +309,7 @@ def test_an_end_without_account_shows_the_last_error(run: Run, monkeypatch: pyte
     states(monkeypatch, GONE)
     run.log("ImportError: no launch\n")
     found = follow.wait(run.path, poll_s=0.01, settle_s=0.05)
-    assert found == follow.Outcome(False, "ended without an account of it: ImportError: no launch")
+    assert found == follow.Outcome(False, "ended without an account of it", ": ImportError: no launch")
 
 
 def test_ctrl_c_ends_the_waiting_only(
@@ -390,6 +401,19 @@ def test_a_run_that_gets_nowhere_says_so_until_it_does(run: Run, monkeypatch: py
     assert shown(run, monkeypatch, running).error.startswith("attempts 1 and 2 were both ended before one more round")
     checkpoint.rename(checkpoint.with_name("round-000003"))
     assert shown(run, monkeypatch, running).error == ""
+
+
+def test_a_table_that_goes_to_a_file_has_a_line_a_run(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr(queue, "slurm_states", lambda jobs: dict.fromkeys(jobs, QueueState("TIMEOUT")))
+    run.started()
+    metrics(run, '{"round": 2, "test_accuracy": 0.5, "seconds_round": 2.0}')
+    assert status.main([str(run.path)]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "digits-0123" in line]
+    assert "ended by SLURM: TIMEOUT" in line
+    assert "2/120" in line
 
 
 def test_runs_without_a_job_are_shown_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from launch import attempts, cause, job, overdue, queue
-from launch.attempts import CANCELLED, FINISHED, GAVE_UP, REQUEUED, STOPPED
+from launch.attempts import CANCELLED, FAILED, FINISHED, GAVE_UP, REQUEUED, STOPPED
 from launch.cause import cause_of_sigterm, find_cause
 from launch.job import Job, Rules, clean_environment, with_plain_path
 from launch.record import SubmissionFolder
@@ -70,6 +70,18 @@ def test_a_restart_that_we_know_of_is_no_requeue() -> None:
 )
 def test_what_a_signal_asks_for(signal_name: str, cancelled: bool, where: str, outcome: str) -> None:
     assert find_cause(signal_name, cancelled, where, "7", {}).outcome == outcome
+
+
+def test_a_rank_that_srun_ends_at_its_start_has_failed_with_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`srun --kill-on-bad-exit` sends SIGTERM to the others, and the job still runs, for its batch script."""
+    fields = dict(RUNNING)
+    monkeypatch.setattr(queue, "job_fields", lambda job_id: fields)
+    assert find_cause("SIGTERM", False, "slurm", "7", {}, before_meeting=True).outcome == FAILED
+    assert find_cause("SIGTERM", False, "slurm", "7", {}).outcome == CANCELLED
+    fields |= SCANCEL
+    assert find_cause("SIGTERM", False, "slurm", "7", {}, before_meeting=True).outcome == CANCELLED
+    fields |= SCONTROL_REQUEUE
+    assert find_cause("SIGTERM", False, "slurm", "7", {}, before_meeting=True).by_scheduler
 
 
 def test_a_scheduler_that_says_nothing_at_first_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,6 +216,17 @@ def test_a_signal_before_the_run_takes_over_ends_it_at_once(task: Task) -> None:
 
 # So short that any attempt has had all of its time.
 SHORT = Rules(max_requeues=10, time="1m", signal_before_s=10)
+
+
+def test_a_failure_of_another_rank_at_the_start_is_left_to_the_batch_script(task: Task) -> None:
+    task.monkeypatch.setattr(queue, "job_fields", lambda job_id: RUNNING)
+
+    def main(arguments: Sequence[str]) -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("still running")
+
+    assert task.run(main) == "exit 1"
+    assert [attempt.outcome for attempt in task.history()] == [None]
 
 
 def test_two_attempts_without_a_round_are_the_last(task: Task, capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,6 +77,12 @@ def test_all_jobs_are_asked_for_at_once(programs: Programs) -> None:
     assert slurm_states([]) == {}
 
 
+def test_what_the_shell_would_have_shown_hides_no_jobs(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs.add("squeue", 'echo "1|PENDING|${SQUEUE_PARTITION-all}|0:01|0:59"')
+    monkeypatch.setenv("SQUEUE_PARTITION", "low")
+    assert slurm_states(["1"])["1"].reason == "all"
+
+
 def test_without_accounting_a_forgotten_job_is_gone(programs: Programs) -> None:
     programs.add("squeue", 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1')
     programs.add("sacct", 'echo "Slurm accounting storage is disabled" >&2; exit 1')

@@ -131,10 +131,25 @@ def test_outside_a_job_the_users_slurm_settings_stay(cluster: Path, monkeypatch:
 
 def test_the_shells_variables_do_not_overrule_what_is_typed(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To sbatch they count more than the lines of the script, where all options of submitit stand."""
-    names = ("ACCOUNT", "PARTITION", "RESERVATION", "QOS", "MEM_PER_CPU", "NO_REQUEUE", "TIMELIMIT", "WAIT", "SIGNAL")
+    names = (
+        "ACCOUNT",
+        "PARTITION",
+        "RESERVATION",
+        "QOS",
+        "MEM_PER_CPU",
+        "CPUS_PER_GPU",
+        "NO_REQUEUE",
+        "TIMELIMIT",
+        "WAIT",
+    )
     for name in names:
         monkeypatch.setenv(f"SBATCH_{name}", "other")
-    assert submit.main(["rounds=3", "--account", "mine", "--extra", "reservation=mine", "--mem-gb", "4"]) == 0
+    assert (
+        submit.main(
+            ["rounds=3", "--account", "mine", "--extra", "reservation=mine", "--mem-gb", "4", "--cpus-per-rank", "1"]
+        )
+        == 0
+    )
     got = {line.split("=")[0] for line in Path(f"{cluster}.env").read_text().splitlines() if line.startswith("SBATCH_")}
     got.discard("SBATCH_COPY")  # of the program that stands for sbatch here
     assert got == {"SBATCH_PARTITION", "SBATCH_QOS"}  # not typed: the user's or the site's default
@@ -149,6 +164,10 @@ def test_the_shells_variables_do_not_overrule_what_is_typed(cluster: Path, monke
         (["--time", "soon"], "cluster.time: got 'soon'; must be a time such as 90m"),
         (["--extra", "=x"], "--extra: got '=x'; give key=value"),
         (["a.yaml", "b.yaml"], "one config file, got a.yaml, b.yaml; an override is key=value"),
+        (["--after", "abc"], "--after: got 'abc'; allowed: the id of a job"),
+        (["--after", ""], "--after: got ''; allowed: the id of a job"),
+        (["--extra", "parsable"], "cluster.extra.parsable: with it sbatch tells no job id in its usual words"),
+        (["--extra", "test-only"], "cluster.extra.test-only: with it sbatch tells no job id"),
         (["--cluster", "local", "--after", "3"], "--after: got '3', but --cluster local has no queue"),
         (["--cluster", "local", "--time", "2m"], "cluster.signal_before_s: got 120 with cluster.time 2m"),
         (["output=50%"], "cannot stand in the path of a submitted run"),

@@ -180,6 +180,11 @@ def test_an_override_reads_back_as_its_value(value: Any) -> None:
             "tune.over.local.lr: got one value; give two or more, so that expand has a step, or use overrides",
         ),
         (
+            "tune: {over: {local.clip_norm: [null, 1.0, 10.0]}, expand: true, budget: 9}",
+            "tune.over.local.clip_norm: got numbers among other values, which expand cannot order; give numbers alone",
+        ),
+        ("tune:", "tune.over: must be given: the keys to tune, each with its values"),
+        (
             "tune: {over: {local.lr: [1, 2, 3]}, budget: 2}",
             "tune.over: the first grid has 3 points, more than tune.budget, 2",
         ),

@@ -14,7 +14,7 @@ import pytest
 
 from launch import drive, pool
 from launch.axes import Run, load_sweep
-from launch.outcomes import Outcome, Outcomes
+from launch.outcomes import DIVERGED, Outcome, Outcomes
 from launch.pool import Pool, command, environment, least_used, visible_gpus
 from launch.study import Study
 from launch.submit import Submission
@@ -352,6 +352,16 @@ def test_results_that_are_seen_after_the_end_of_their_job_count(
 
     monkeypatch.setattr(drive.os, "listdir", listdir)
     assert drive.run_on_slurm(study, wait=True, submit=cluster.submit) == 0
+
+
+def test_a_method_without_any_result_is_an_error(
+    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = study_of(tmp_path, "tune: {over: {local.lr: [0.1, 0.2]}, expand: false}\nseeds: [1]")
+    monkeypatch.setattr(drive, "queue_states", lambda runs: {})
+    monkeypatch.setattr(study, "outcome", lambda run: Outcome(DIVERGED))
+    assert drive.run_on_slurm(study, wait=True, submit=cluster.submit) == drive.EXIT_FAILED
+    assert "no point of its grid has a finite result, so its seeds are not run" in capsys.readouterr().out
 
 
 def test_the_plan_for_slurm_has_the_text_for_sbatch(tmp_path: Path) -> None:

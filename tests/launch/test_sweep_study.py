@@ -215,6 +215,18 @@ def test_a_method_that_always_diverges_has_no_final_runs(tmp_path: Path) -> None
     batches = run_all(study, lambda run: None)
     assert len(batches) == 1
     assert "not verified: no point has a finite result" in summary(study)
+    assert [str(case) for case in study.lost()] == [progress.case.method for progress in study.progress()]
+
+
+@pytest.mark.parametrize(("values", "tried"), [("[2, 5]", {2, 5}), ("[0.25, 0.5]", {0.125, 0.25, 0.5})])
+def test_a_count_of_clients_does_not_grow_into_a_share(tmp_path: Path, values: str, tried: set[float]) -> None:
+    text = f"tune: {{over: {{clients_per_round: {values}}}, expand: true, budget: 3}}\nseeds: [1]"
+    study = study_of(tmp_path, text)
+    run_all(study, lambda run: -float(run.config.clients_per_round))
+    (progress,) = study.progress()
+    found = {run.config.clients_per_round for run in progress.tuning}
+    assert tried <= found
+    assert len({value < 1 for value in found}) == 1
 
 
 def test_growth_asks_the_config_for_bounds(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_a_job_can_be_stopped_and_started_again(name: str) -> None:
     text = render(name, values(name, "cluster.signal_before_s=77", "cluster.max_requeues=3"))
     assert {"--requeue", "--open-mode=append", "--signal=B:USR2@77"} <= set(directives(text))
     assert '[ "${SLURM_RESTART_COUNT:-0}" -lt 3 ]' in text
-    assert "srun --kill-on-bad-exit=1" in text
+    assert "srun --export=ALL --kill-on-bad-exit=1" in text
 
 
 def test_the_templates_stop_and_start_again_in_the_same_way() -> None:
@@ -99,6 +99,10 @@ def test_what_is_asked_for_is_in_the_script() -> None:
     ]
     text = render("several_nodes", values("several_nodes", *overrides))
     assert "--nnodes=2 --nproc-per-node=4 " in text
+
+
+def test_a_little_memory_is_not_none() -> None:
+    assert "--mem=1M" in directives(render("single_node", values("single_node", "cluster.mem_gb=0.0004")))
 
 
 def test_all_memory_of_a_node() -> None:

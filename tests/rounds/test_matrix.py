@@ -104,6 +104,10 @@ def test_no_more_and_no_less_is_refused() -> None:
             ["local.algorithm={type: fedsam, eta: 0.1}"],
             r"^local\.algorithm\.eta: got a value that only .*set local\.algorithm\.adaptive: true, or leave",
         ),
+        (
+            ["local.algorithm={type: mofedsam, filter_ascent: true}", "filter=none"],
+            r"^local\.algorithm\.filter_ascent: got true without a filter",
+        ),
         (["local.algorithm=fedrcl", "model={type: mlp, hidden: []}"], r"^local\.algorithm: got .*model\.hidden"),
         (
             ["local.algorithm={type: fedprox, mu: 0.1}", "local.momentum=0.9", "server.aggregator=fednova"],

@@ -85,7 +85,6 @@ def test_a_filter_is_given_the_layers_that_are_asked_for(name: str) -> None:
     assert given("min_dim: 1") == given("layers: ['*']") == everything
     assert given("min_dim: 2") == ["conv1.weight", "conv2.weight", "conv3.weight", "fc.weight"]
     assert given("min_dim: 4, layers: ['conv1*', 'fc*']") == ["conv1.weight"]
-    assert given("min_dim: 5") == []
     assert given("min_size: 7") == [segment.name for segment in layout.segments if segment.size >= 7] != everything
 
 
@@ -94,6 +93,11 @@ def test_a_filter_is_given_the_layers_that_are_asked_for(name: str) -> None:
     [
         (["trainable=['nosuch*']"], r"^trainable: 'nosuch\*' matches no parameter"),
         (["filter.layers=[nosuch]"], r"^filter\.layers: 'nosuch' matches no parameter"),
+        (["filter.min_dim=5"], r"^filter: rfft with min_size 0 and min_dim 5 leaves no layer to filter"),
+        (
+            ["phases=[{rounds: 2}, {rounds: 1, server: {filter: {type: rfft, min_size: 10000000}}}]"],
+            r"^phases\.1\.server\.filter: rfft with min_size 10000000 and min_dim 1 leaves no layer",
+        ),
         (["phases=[{rounds: 2}, {rounds: 1, trainable: ['nosuch*']}]"], r"^phases\.1\.trainable: 'nosuch\*' matches"),
         # The layer exists, but the phase does not train it.
         (
