@@ -102,6 +102,24 @@ def test_a_killed_rank_ends_the_job_at_once(slurm: Cluster, tmp_path: Path) -> N
     assert re.search(r"failed.*(Killed|rank 1|SIGKILL)", status), status
 
 
+FRAGILE = """
+import os, pathlib, socket
+if socket.gethostname() == "node2" and not pathlib.Path("failed").exists():
+    pathlib.Path("failed").touch()
+    os._exit(3)
+"""
+
+
+def test_a_rank_that_fails_at_its_start_is_a_failure_and_no_cancellation(slurm: Cluster, tmp_path: Path) -> None:
+    """srun then ends rank 0, which has met nobody yet, by a SIGTERM. And the site has sbatch export nothing."""
+    (tmp_path / "fragile.py").write_text(FRAGILE)
+    words = ("plugins=[fragile]", "--nodes", "2", "--extra", "export=NONE", "cluster.requeue_on_failure=1")
+    job = submit(slurm, tmp_path, *TINY, *words)
+    assert slurm.wait_for(job, *ENDS, timeout_s=90) == "COMPLETED", logs_of(tmp_path)
+    assert outcomes_of(tmp_path) == ["failed, retried", "finished"]
+    assert "task 1: Exited with exit code 3" in attempts_of(tmp_path)[1]["reason"]
+
+
 def test_a_killed_rank_starts_the_job_again_if_asked(slurm: Cluster, tmp_path: Path) -> None:
     job = submit_long(slurm, tmp_path, "--nodes", "2", "cluster.requeue_on_failure=1")
     kill_ranks(slurm, "node2")
