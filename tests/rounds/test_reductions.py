@@ -32,11 +32,6 @@ EXACT: dict[str, tuple[list[str], list[str], list[str]]] = {
     "asam rho 0": (["local.algorithm={type: fedsam, rho: 0.0, adaptive: true}"], FEDAVG, []),
     "mofedsam rho 0": (["local.algorithm={type: mofedsam, rho: 0.0}"], ["local.algorithm=fedcm"], []),
     "mofedsam alpha 1": (["local.algorithm={type: mofedsam, alpha: 1.0}"], ["local.algorithm=fedsam"], []),
-    "a filtered ascent without a filter": (
-        ["local.algorithm={type: fedsam, filter_ascent: true}"],
-        ["local.algorithm=fedsam"],
-        [],
-    ),
     "fedlc tau 0": (["local.algorithm={type: fedlc, tau: 0.0}"], FEDAVG, []),
     "feddecorr beta 0": (["local.algorithm={type: feddecorr, beta: 0.0}"], FEDAVG, []),
     "moon mu 0": (["local.algorithm={type: moon, mu: 0.0}"], FEDAVG, []),
@@ -71,7 +66,6 @@ EXACT: dict[str, tuple[list[str], list[str], list[str]]] = {
     "fedawa one client": (["server.weights=fedawa"], FEDAVG, ALONE),
     "trim 0 is uniform": (["server.aggregator={type: trimmed_mean, trim: 0.0}"], FEDAVG, ["clients_per_round=1"]),
     "rfft cut 0": (["filter={type: rfft, ratio: 0.0}"], FEDAVG, []),
-    "a filter on no layer": (["filter={type: rfft, ratio: 0.5, min_size: 100000}"], FEDAVG, []),
     "a filter on tensors of two axes or more": (
         ["filter={type: rfft, ratio: 0.3, min_dim: 2}"],
         ["filter={type: rfft, ratio: 0.3, layers: ['conv*.weight', 'fc.weight']}"],
