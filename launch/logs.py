@@ -11,7 +11,8 @@ _TAIL_BYTES = 64 * 1024
 # log/rank-N.log has times and levels; the console's lines begin with the rank, or with what went wrong.
 _LOGGED = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\S* (?:ERROR|CRITICAL) \S+: (.*)")
 _SHOWN = re.compile(r"^(?:\[rank \d+\] )?(?:config )?error: (.*)")
-_RAISED = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*")
+# Not KeyboardInterrupt: that is how a launcher ends the ranks that are left, after one has failed.
+_RAISED = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception)\b.*")
 _SRUN = re.compile(r"^(?:srun|slurmstepd\S*): error: (.*)")
 
 

@@ -203,6 +203,11 @@ def test_the_last_error_of_a_log(run: Run, text: str, expected: str) -> None:
     assert last_error(run.path, run.record.logs()) == expected
 
 
+def test_how_the_ranks_that_were_left_ended_is_no_cause(run: Run) -> None:
+    run.log("Traceback (most recent call last):\nKeyboardInterrupt\n").log("OSError: no such device\n", rank=1)
+    assert last_error(run.path, run.record.logs()) == "OSError: no such device"
+
+
 def test_what_an_earlier_attempt_died_of_is_not_repeated(run: Run) -> None:
     write(run.path / "log" / "rank-0.log", "2026-11-30 05:31:35,100 ERROR fedspec_dist.x: disk full\n")
     run.log("OSError: disk full\nsubmitit INFO (2026) - Starting with JobEnvironment(...)\nround 1/2\n")
