@@ -1,4 +1,13 @@
-"""Starting runs on a cluster: submit, follow, status, cancel, sweeps.
+"""Starting runs on a cluster, and many of them.
 
-What runs on a login node imports the config's schema and no torch; `job.py` and `aftermath.py` run inside the job.
+    commands           submit, follow, status, cancel, sweep, templates
+    where a run goes   submission -> start -> submitit; cluster: the text for sbatch; record: the files beside the run
+    --cluster local    local: a controller that starts the ranks, instead of SLURM
+    inside the job     job (every rank; cause, overdue: what a signal means), aftermath (the batch script's end);
+                       attempts: the account of starts and ends that they share
+    what there is      queue: squeue, sacct, processes; logs: what jobs wrote
+    sweeps             axes: the file and its runs; tune: the search, a pure function; outcomes: what runs came to;
+                       study: which are wanted now; drive: getting them done (pool: here); collect: tables
+
+What runs on a login node imports the config's schema and no torch; inside a job torch comes with the run itself.
 """

@@ -18,8 +18,9 @@ from launch.cluster import check, sbatch_parameters, sbatch_text, setup_lines
 from launch.collect import one_line, write_report
 from launch.outcomes import CONSOLE, QUEUED, RUNNING
 from launch.record import SubmissionFolder
+from launch.start import ROOT
 from launch.study import Study
-from launch.submit import ROOT, Submission, submit_array
+from launch.submission import Submission, submit_array
 
 EXIT_FAILED, EXIT_STOPPED = 1, 75
 _POLL_S = 0.2

@@ -1,7 +1,7 @@
 """`python -m launch.submit [CONFIG] [key=value ...] --cluster slurm|local|debug`: start a run where there is room.
 
-Nothing here imports torch. The config is checked before anything is submitted; the job then runs the resolved copy in
-`submission/` of its run folder, so later edits of the file do not reach it. Options stand for keys of `cluster`.
+The config is checked before anything is submitted; the job then runs the resolved copy in `submission/` of its run
+folder, so later edits of the file do not reach it. Options stand for keys of `cluster`. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -9,242 +9,18 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import shutil
-import socket
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from fedspec_dist.config import Config, ConfigError, load
-from launch import queue
-from launch.cluster import (
-    CLUSTERS,
-    Layout,
-    check,
-    check_after,
-    check_path,
-    check_signal,
-    sbatch_parameters,
-    sbatch_text,
-    setup_lines,
-)
-from launch.follow import follow_and_report, outcome, queue_state
-from launch.record import Record, SubmissionFolder, new_name, write, write_runs
-from launch.start import ROOT, SubmitError, run_here, sbatch, start_here
+from fedspec_dist.config import ConfigError, load
+from launch.cluster import CLUSTERS
+from launch.follow import follow_and_report
+from launch.record import SubmissionFolder
+from launch.start import SubmitError
+from launch.submission import Submission, plan, submit
 
 EXIT_USAGE = 2
-
-
-@dataclass(frozen=True)
-class Submission:
-    """A job in the queue, or, with `--cluster debug`, one that has run: then `exit_code` is its."""
-
-    run_folder: Path
-    cluster: str
-    job_id: str
-    log: Path  # of rank 0
-    exit_code: int | None = None
-
-
-# ------------------------------------------------------------------------------------------ for programs
-
-
-def submit(
-    config: Config,
-    arguments: Sequence[str],
-    cluster: str,
-    after: str | None = None,
-    time_limit: bool = True,
-    fresh: bool = False,
-    doctor: bool = False,
-) -> Submission:
-    """Submit one run; `arguments` are what `fedspec_dist.main` would be given for it, for the record.
-
-    `time_limit=False` lets a local job run as long as it takes; `doctor` submits the health check instead of the run.
-
-    Raises:
-        ConfigError: the `cluster` section does not fit this cluster.
-        SubmitError: the run is in the queue already, or the scheduler refused.
-    """
-    layout = check(config, cluster)
-    if cluster == "local" and time_limit:
-        check_signal(config.cluster)
-    check_after(config.cluster, cluster, after)
-    files = _files(config, doctor)
-    folder = files.jobs / new_name()
-    _prepare(files, config, arguments, cluster, fresh)
-    job = _job(files, config, cluster, doctor)
-    write_runs(folder, [files.run_folder])
-    if cluster == "debug":
-        job_id, log, code = run_here(folder, job)
-        return Submission(files.run_folder, cluster, job_id, log, code)
-    if cluster == "local":
-        job_id = start_here(folder, config, layout, job, time_limit)
-    else:
-        (job_id,) = sbatch(folder, config, config.name, after, [job])
-    return _submitted(files, folder, job_id, cluster, config, layout)
-
-
-def submit_array(entries: Sequence[tuple[Config, Sequence[str]]], name: str = "sweep") -> list[Submission]:
-    """Submit many runs to SLURM as one job array, at most `cluster.array_parallelism` of them at once.
-
-    Skipping finished runs is the caller's; a run that is in the queue is refused.
-
-    Raises:
-        ConfigError: the runs ask for different resources, or two of them are the same run.
-        SubmitError: one of them is in the queue already, or the scheduler refused.
-    """
-    if not entries:
-        return []
-    configs = [config for config, _ in entries]
-    layout = check(configs[0], "slurm")
-    _check_alike(configs)
-    all_files = [_files(config, doctor=False) for config in configs]
-    folder = all_files[0].run_folder.parent / ".arrays" / new_name()
-    check_path("output", folder)
-    for files, (config, arguments) in zip(all_files, entries, strict=True):
-        _prepare(files, config, arguments, "slurm", fresh=False)
-    jobs = [_job(files, config, "slurm", doctor=False) for files, config in zip(all_files, configs, strict=True)]
-    write_runs(folder, [files.run_folder for files in all_files])
-    job_ids = sbatch(folder, configs[0], name, None, jobs)
-    return [
-        _submitted(files, folder, job_id, "slurm", config, layout)
-        for files, job_id, config in zip(all_files, job_ids, configs, strict=True)
-    ]
-
-
-def _check_alike(configs: Sequence[Config]) -> None:
-    first = configs[0].cluster.model_dump()
-    for config in configs:
-        check(config, "slurm")
-        different = [key for key, value in config.cluster.model_dump().items() if value != first[key]]
-        if different:
-            raise ConfigError(
-                f"cluster.{different[0]}: differs between the runs of one job array "
-                f"({first[different[0]]!r} and {config.cluster.model_dump()[different[0]]!r}); give all the same"
-            )
-    folders = [config.run_folder() for config in configs]
-    twice = {folder for folder in folders if folders.count(folder) > 1}
-    if twice:
-        raise ConfigError(f"{min(twice)}: two runs of the job array are the same run; let a seed or a setting differ")
-
-
-def plan(config: Config, cluster: str, after: str | None, time_limit: bool, doctor: bool) -> str:
-    """What `submit` would do, and for SLURM the text that sbatch would get."""
-    layout = check(config, cluster)
-    check_after(config.cluster, cluster, after)
-    files = _files(config, doctor)
-    run_arguments = shlex.join(["python", "-m", f"fedspec_dist.{'doctor' if doctor else 'main'}", str(files.config)])
-    lines = [
-        f"run folder   {files.run_folder}",
-        f"cluster      {cluster}",
-        f"ranks        {layout.ranks}: {layout.ranks_per_node} on each of {layout.nodes} node(s), "
-        + _gpus(config, layout),
-        f"time limit   {config.cluster.time if cluster == 'slurm' or time_limit else 'none'}",
-        f"each rank    {run_arguments}",
-    ]
-    if cluster == "slurm":
-        folder = files.jobs / "DATE-TIME"
-        setup = setup_lines(sys.executable, ROOT, folder)
-        text = sbatch_text(sbatch_parameters(config.cluster, config.name, setup, after), sys.executable, folder)
-        lines += ["", "sbatch would get:", "", text.rstrip()]
-    return "\n".join(lines)
-
-
-def _gpus(config: Config, layout: Layout) -> str:
-    if layout.gpus_per_node:
-        return f"{layout.gpus_per_node} GPU(s) a node"
-    asked = [key for key in config.cluster.extra if key.startswith(("gpu", "gres", "tres"))]
-    return f"GPUs as --extra {asked[0]} says" if asked else "no GPUs asked for"
-
-
-# ------------------------------------------------------------------------------------------ steps
-
-
-def _files(config: Config, doctor: bool) -> SubmissionFolder:
-    run_folder = config.run_folder().absolute()
-    check_path("output", run_folder)
-    # A health check beside a run must not be taken for it.
-    return SubmissionFolder(run_folder / "doctor" if doctor else run_folder)
-
-
-def _prepare(files: SubmissionFolder, config: Config, arguments: Sequence[str], cluster: str, fresh: bool) -> None:
-    """The record of what is submitted; before, with `fresh`, everything of the run but that is deleted."""
-    from fedspec_dist.tracking.run_folder import git_state
-
-    _refuse_twice(files)
-    try:
-        if fresh:
-            _empty(files.run_folder)
-        write(files.config, config.to_yaml())
-        module = ["python", "-m", "fedspec_dist.main", *arguments]
-        write(files.command, f"{shlex.join([sys.executable, *sys.argv])}\n{shlex.join(module)}\n")
-        write(files.git, json.dumps(git_state(ROOT), indent=1) + "\n")
-        files.cancelled.unlink(missing_ok=True)
-    except OSError as error:
-        raise SubmitError(
-            f"output: the run folder {files.run_folder} cannot be written: {error.strerror}; choose another "
-            "output=FOLDER, on a file system that the nodes share"
-        ) from error
-
-
-def _refuse_twice(files: SubmissionFolder) -> None:
-    record = files.record()
-    if record is None or not (state := queue_state(record)).is_alive:
-        return
-    folder = shlex.quote(str(files.run_folder))
-    if state.name != queue.UNKNOWN:
-        raise SubmitError(
-            f"{files.run_folder} is job {record.job_id} already ({state.name}). Follow it with python -m "
-            f"launch.follow {folder}, end it with python -m launch.cancel {folder}, or give this run another name= or "
-            "output="
-        )
-    if outcome(files, record, state) is None:
-        raise SubmitError(
-            f"{files.run_folder} may still be job {record.job_id} ({state.reason}). If you know that it has ended, "
-            f"delete {files.job}"
-        )
-
-
-def _empty(run_folder: Path) -> None:
-    """First what would make a later start believe in the rest, should this be interrupted."""
-    (run_folder / "summary.json").unlink(missing_ok=True)
-    entries = sorted(run_folder.iterdir(), key=lambda e: e.name != "checkpoints") if run_folder.exists() else []
-    for entry in entries:
-        if entry.name not in (".lock", "submission"):
-            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-
-
-def _job(files: SubmissionFolder, config: Config, cluster: str, doctor: bool) -> Any:
-    from launch.job import Job, Rules
-
-    asked = config.cluster
-    rules = Rules(asked.max_requeues, asked.time, asked.signal_before_s)
-    arguments = [str(files.config), *(["--debug"] if cluster == "debug" and not doctor else [])]
-    return Job(files.run_folder, arguments, rules, cluster, "doctor" if doctor else "main")
-
-
-def _submitted(
-    files: SubmissionFolder, folder: Path, job_id: str, cluster: str, config: Config, layout: Layout
-) -> Submission:
-    record = Record(
-        job_id=job_id,
-        cluster=cluster,
-        folder=str(folder),
-        ranks=layout.ranks,
-        nodes=layout.nodes,
-        time=config.cluster.time,
-        host=socket.gethostname(),
-        submitted=time.time(),
-    )
-    files.write_record(record)
-    return Submission(files.run_folder, cluster, job_id, record.log())
-
-
-# ------------------------------------------------------------------------------------------ the command
 
 # Options that stand for a key of `cluster`. Numbers go through as typed, so that the config's message names the key.
 _NUMBERS = ("nodes", "gpus-per-node", "ranks-per-node", "cpus-per-rank", "mem-gb", "array-parallelism")

@@ -23,9 +23,9 @@ from launch.collect import as_csv, rows, state_tables, summary
 from launch.drive import queue_states, run_here, run_on_slurm, say, slurm_plan
 from launch.outcomes import Outcomes
 from launch.record import write
+from launch.start import SubmitError
 from launch.status import console
 from launch.study import Study
-from launch.submit import SubmitError
 
 EXIT_USAGE = 2
 

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from fedspec_dist.config import Config, ConfigError, load
-from launch import attempts, follow, submit
+from launch import attempts, follow, submission, submit
 from launch.queue import GONE, UNKNOWN, QueueState
 from launch.record import Record, SubmissionFolder, read_json, write
-from launch.submit import SubmitError, overrides_of, submit_array
+from launch.start import SubmitError
+from launch.submission import submit_array
+from launch.submit import overrides_of
 
 SBATCH = """\
 cp "$1" "$SBATCH_COPY"; env > "$SBATCH_COPY.env"
@@ -208,11 +210,11 @@ def test_a_run_is_submitted_once(
     cluster: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert submit.main(["rounds=3"]) == 0
-    monkeypatch.setattr(submit, "queue_state", lambda record: QueueState("PENDING", "Resources"))
+    monkeypatch.setattr(submission, "queue_state", lambda record: QueueState("PENDING", "Resources"))
     assert submit.main(["rounds=3"]) == 1
     error = capsys.readouterr().err
     assert f"{run_folder()} is job 77 already (PENDING). Follow it with python -m launch.follow" in error
-    monkeypatch.setattr(submit, "queue_state", lambda record: QueueState(GONE))
+    monkeypatch.setattr(submission, "queue_state", lambda record: QueueState(GONE))
     assert submit.main(["rounds=3"]) == 0
     assert len(list(SubmissionFolder(run_folder()).jobs.iterdir())) == 2
 
@@ -221,7 +223,7 @@ def test_a_job_of_unknown_state_may_still_run(
     cluster: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert submit.main(["rounds=3"]) == 0
-    monkeypatch.setattr(submit, "queue_state", lambda record: QueueState(UNKNOWN, "started on elsewhere"))
+    monkeypatch.setattr(submission, "queue_state", lambda record: QueueState(UNKNOWN, "started on elsewhere"))
     assert submit.main(["rounds=3"]) == 1
     assert (
         "may still be job 77 (started on elsewhere). If you know that it has ended, delete" in capsys.readouterr().err
@@ -335,16 +337,16 @@ def test_many_runs_are_one_array(cluster: Path) -> None:
     folder = submissions[0].log.parent
     assert submissions[2].log == folder / "77_2_0_log.out"
     assert json.loads((folder / "runs.json").read_text())["runs"] == [str(entry.run_folder) for entry in submissions]
-    for place, submission in enumerate(submissions):
-        record = SubmissionFolder(submission.run_folder).record()
+    for place, entry in enumerate(submissions):
+        record = SubmissionFolder(entry.run_folder).record()
         assert record is not None
         assert record.job_id == f"77_{place}"
         assert (folder / f"77_{place}_submitted.pkl").exists()
 
 
 def test_an_array_of_one_is_a_job(cluster: Path) -> None:
-    (submission,) = submit_array(entries(0))
-    assert submission.job_id == "77"
+    (entry,) = submit_array(entries(0))
+    assert entry.job_id == "77"
     assert "--array" not in cluster.read_text()
     assert submit_array([]) == []
 
@@ -362,7 +364,7 @@ def test_runs_of_an_array_are_different_runs(cluster: Path) -> None:
 def test_a_run_of_an_array_that_is_in_the_queue_is_refused(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = Record("5", "slurm", "x", 1, 1, "1h", "here", time.time())
     SubmissionFolder(load(None, ["seed=1"]).run_folder()).write_record(record)
-    monkeypatch.setattr(submit, "queue_state", lambda record: QueueState("RUNNING"))
+    monkeypatch.setattr(submission, "queue_state", lambda record: QueueState("RUNNING"))
     with pytest.raises(SubmitError, match="is job 5 already"):
         submit_array(entries(0, 1))
     assert not cluster.exists()

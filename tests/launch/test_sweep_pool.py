@@ -17,7 +17,7 @@ from launch.axes import Run, load_sweep
 from launch.outcomes import DIVERGED, Outcome, Outcomes
 from launch.pool import Pool, command, environment, least_used, visible_gpus
 from launch.study import Study
-from launch.submit import Submission
+from launch.submission import Submission
 
 
 def study_of(folder: Path, text: str = "axes: {grid: {rounds: [1, 2, 3]}}") -> Study:
