@@ -79,6 +79,8 @@ class Npz:
         for path in self.places:
             if path.is_file():
                 return path
+            if path.is_dir():
+                raise ValueError(f"data.path: got {path}, which is a folder; give the .npz file in it")
         raise files.not_found("npz", self.places, self.command)
 
     def _read(self, path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> dict[str, np.ndarray]:

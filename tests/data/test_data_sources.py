@@ -177,6 +177,11 @@ def test_fashion_mnist_in_each_place(tmp_path: Path, place: str) -> None:
     assert np.array_equal(arrays.test_labels, labels[8:])
 
 
+def test_a_folder_is_no_npz_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^data\.path: got .*, which is a folder; give the \.npz file in it"):
+        Npz(tmp_path, False, 0, path=tmp_path).load()
+
+
 @pytest.mark.usefixtures("no_debian_package")
 def test_missing_fashion_mnist_names_places_and_command(tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError, match=r"Get it with: python -c \"from torchvision") as caught:
