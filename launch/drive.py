@@ -25,6 +25,7 @@ from launch.submission import Submission, submit_array
 EXIT_FAILED, EXIT_STOPPED = 1, 75
 _POLL_S = 0.2
 _QUEUE_POLL_S = 5.0
+_RELEASE_S = 5.0
 # On a network file system a file of another host may be seen this much later than the end of its job.
 _SETTLE_S = 10.0
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -119,6 +120,10 @@ def _to_start(study: Study, tried: set[Path]) -> list[Run]:
 
 def _report(study: Study, run: Run, code: int) -> bool:
     """Say what became of a run; whether it failed."""
+    # A rank that was killed, or dies of torchrun's end, may hold the run's lock a moment longer than its process shows.
+    deadline = time.monotonic() + _RELEASE_S
+    while study.outcome(run).state == RUNNING and time.monotonic() < deadline:
+        time.sleep(0.05)
     outcome = study.outcome(run)
     say(one_line(study, run))
     if outcome.complete:

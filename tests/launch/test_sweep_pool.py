@@ -354,6 +354,16 @@ def test_results_that_are_seen_after_the_end_of_their_job_count(
     assert drive.run_on_slurm(study, wait=True, submit=cluster.submit) == 0
 
 
+def test_a_lock_that_is_released_late_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = study_of(tmp_path, "seeds: [1]")
+    states = ["running", "running", "unfinished"]
+    monkeypatch.setattr(study, "outcome", lambda run: Outcome(states.pop(0) if len(states) > 1 else states[0]))
+    assert drive._report(study, study.known()[0], -9)
+    assert capsys.readouterr().out.startswith("unfinished: digits-specgrad seed=1")
+
+
 def test_a_method_without_any_result_is_an_error(
     tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
