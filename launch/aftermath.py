@@ -7,6 +7,7 @@ scheduler was ending the job anyway.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -67,12 +68,12 @@ def settle(
 
 def _after_early_signal(files: SubmissionFolder, job_id: str, history: Sequence[attempts.Attempt]) -> tuple[str, bool]:
     """The signal before a preemption or a time limit came while Python started, and ended what did not know it yet."""
-    requeues = sum(attempt.was_interrupted for attempt in history)  # this one included
-    again = requeues <= allowed(files, "max_requeues")
-    reason = "stopped by a signal before the run could take it" + (": requeued" if again else "")
-    outcome = attempts.REQUEUED if again else attempts.GAVE_UP
+    ended = attempts.with_end(history, files.rounds_saved(), attempts.REQUEUED)
+    give_up = attempts.reason_to_give_up(ended, allowed(files, "max_requeues"), math.inf)
+    reason = give_up or "stopped by a signal before the run could take it: requeued"
+    outcome = attempts.GAVE_UP if give_up else attempts.REQUEUED
     attempts.add_end(files.attempts, job_id, files.rounds_saved(), outcome, reason)
-    return (reason if again else f"{reason}; cluster.max_requeues allows no further attempt"), again
+    return reason, not give_up
 
 
 def allowed(files: SubmissionFolder, key: str) -> int:

@@ -67,9 +67,10 @@ def run_here(study: Study, ranks: int, max_ranks: int | None) -> int:
 
 def _say_lost(study: Study) -> bool:
     """Name the cases that come to nothing; whether there are any."""
-    for case in study.lost():
+    lost = study.lost()
+    for case in lost:
         say(f"{case}: no point of its grid has a finite result, so its seeds are not run; try other values")
-    return bool(study.lost())
+    return bool(lost)
 
 
 def _num_cpus() -> int:
@@ -199,7 +200,7 @@ def _wait_for_queue(study: Study, tried: set[Path], stopped: Callable[[], int]) 
         for run in late:
             with suppress(OSError):
                 os.listdir(run.folder)  # NFS then asks its server about the files in it
-        if not _pause(min(1.0, _SETTLE_S), stopped):
+        if not _pause(_POLL_S, stopped):
             return False
     return True
 
