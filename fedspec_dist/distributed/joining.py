@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -18,6 +20,9 @@ from fedspec_dist.distributed.rendezvous import Introduction, introduce, part_of
 
 log = logging.getLogger(__name__)
 
+_POLL_S = 0.2
+_TRY_S = 10.0  # for an address that does not answer
+
 
 def come_together(
     environment: Environment, timeout_s: float, interface: str | None, folder: Path | None, gpu: str = ""
@@ -29,13 +34,14 @@ def come_together(
     Raises:
         LaunchError: some rank did not come in time, or `interface` is none of this host's.
     """
+    deadline = time.monotonic() + timeout_s  # one for all that has to happen
     known = interfaces.interfaces()
     here = interfaces.resolve(environment.host)
     if interface is not None:
         interfaces.address_of(interface, known)
-    store, address = _reach_store(environment, timeout_s, interface, folder, known, here)
+    store, address = _reach_store(environment, deadline, interface, folder, known, here)
     try:
-        start = this_start(store, environment.rank, environment.num_ranks, timeout_s, environment.host)
+        start = this_start(store, environment, deadline)
         reached = "" if interfaces.is_here(address, known) else address
         mine = Introduction(environment.host, reached, interfaces.leads_here(here, known), gpu)
         everybody = introduce(part_of(store, start), environment.rank, environment.num_ranks, mine)
@@ -50,7 +56,7 @@ def come_together(
 
 def _reach_store(
     environment: Environment,
-    timeout_s: float,
+    deadline: float,
     interface: str | None,
     folder: Path | None,
     known: interfaces.Interfaces,
@@ -64,13 +70,40 @@ def _reach_store(
             bind = interfaces.address_of(interface, known)
         elif environment.local_num_ranks == environment.num_ranks:
             bind = LOOPBACK  # nobody else has to reach this host
-        return meet(folder, environment, timeout_s, [bind] if bind else addresses, bind)
-    timeout = timedelta(seconds=timeout_s)
+        return meet(folder, environment, _left_s(deadline), [bind] if bind else addresses, bind)
     try:
+        _wait_for_server(environment, deadline)
+        timeout = timedelta(seconds=_left_s(deadline))
         store = next(dist.rendezvous("env://", environment.rank, environment.num_ranks, timeout=timeout))[0]
     except (RuntimeError, ValueError) as error:
         raise _not_together(environment, error) from error
     return store, next(iter(interfaces.resolve(os.environ["MASTER_ADDR"])), LOOPBACK)
+
+
+def _wait_for_server(environment: Environment, deadline: float) -> None:
+    """Until somebody listens where the store is to be. Its client would take twice the time to find out that nobody
+    does, and tell of each try with twenty lines.
+    """
+    if environment.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return  # the server itself
+    host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    began = time.monotonic()
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            socket.create_connection((host, int(port)), timeout=max(min(left, _TRY_S), 0.1)).close()
+            return
+        except OSError as error:
+            if left <= 0:
+                waited = time.monotonic() - began
+                raise RuntimeError(
+                    f"nobody listens there after {waited:.0f} s (runtime.timeout_s): {error.strerror or error}"
+                ) from error
+        time.sleep(_POLL_S)
+
+
+def _left_s(deadline: float) -> float:
+    return max(deadline - time.monotonic(), 1.0)
 
 
 def _not_together(environment: Environment, error: Exception) -> LaunchError:

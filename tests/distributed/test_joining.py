@@ -82,6 +82,9 @@ def test_an_address_where_nobody_is_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_ranks_that_do_not_come_are_named_with_those_that_did(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     environment = Environment(0, 3, 0, 3, True, attempt="1.0.0")
-    message = r"ranks \[1, 2\] did not come within 0 s; there are rank 0 \(.*\)\). Their own output may say"
+    message = (
+        r"ranks \[1, 2\] did not come within 0 s \(runtime\.timeout_s\); there are rank 0 \(.*\)\). "
+        "Their own output may say"
+    )
     with pytest.raises(LaunchError, match=message):
         come_together(environment, 0.2, None, tmp_path)
