@@ -89,12 +89,14 @@ def identity(pid: int) -> str:
         return ""
 
 
-def kill(name: str) -> bool:
-    """SIGKILL to the process with this identity, if it is on this host and still there."""
+def kill(name: str, only_if_stopped: bool = False) -> bool:
+    """SIGKILL to the process with this identity, if it is on this host and still there (and stands still)."""
     parts = name.rsplit(" ", 2)
     if len(parts) != 3 or not parts[1].isdecimal() or identity(int(parts[1])) != name:
         return False
     with contextlib.suppress(OSError):
+        if only_if_stopped and _stat(int(parts[1]))[0] not in "Tt":
+            return False
         os.kill(int(parts[1]), signal.SIGKILL)
         return True
     return False

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from fedspec_dist.distributed.collectives import CollectiveError, Collectives, ProcessGroup, SingleProcess
 from fedspec_dist.distributed.devices import choose_backend, choose_device
@@ -31,6 +32,9 @@ log = logging.getLogger(__name__)
 EXIT_STOPPED = 75
 # A store on a host that is gone must not hold up the message that says so.
 _STORE_TIMEOUT_S = 10
+# Ours is the limit that counts; the backend's only must not come first. It is for connecting the ranks.
+_BACKEND_TIMEOUT = timedelta(days=365)
+_set_backend_timeout = getattr(dist, "set_timeout", None) or _set_pg_timeout  # new in torch 2.14
 # 128 + SIGINT, as shells have it.
 EXIT_INTERRUPTED = 130
 
@@ -98,6 +102,9 @@ def run(
             code = body(Runtime(environment, device, backend, collectives, stop))
             if code == EXIT_STOPPED:
                 watch.learn_reason()
+            if collectives.stuck:
+                watch.close()
+                _leave(code)
             return code
         except KeyboardInterrupt:
             watch.report_failure("interrupted")
@@ -126,10 +133,18 @@ def _process_group(
     settings: Any,
     folder: Path | None,
     stop: StopRequest,
-) -> Iterator[tuple[Collectives, Watch]]:
+) -> Iterator[tuple[ProcessGroup, Watch]]:
     gpu = _unique_name(device) if backend == "nccl" else ""
     store, start = come_together(environment, settings.timeout_s, settings.interface, folder, gpu)
     rank, num_ranks = environment.rank, environment.num_ranks
+    connection = part_of(store, start, "watch")
+    connection.set_timeout(timedelta(seconds=_STORE_TIMEOUT_S))
+    watch = Watch(
+        connection, rank, num_ranks, stop, lambda: collectives.current if collectives else "", settings.timeout_s
+    )
+    collectives: ProcessGroup | None = None
+    watch.start()  # a rank may end while the backend connects the ranks, too
+    _let_collectives_be_polled()
     try:
         dist.init_process_group(
             backend,
@@ -140,21 +155,27 @@ def _process_group(
             device_id=device if backend == "nccl" else None,
         )
     except RuntimeError as error:
+        watch.close()
         raise LaunchError(
             f"rank {rank} on {environment.host}: all ranks are there, but {backend} does not connect them ({error}). "
             "Name the network interface between the hosts with runtime.interface=NAME"
         ) from error
-    collectives = ProcessGroup(device if backend == "nccl" else torch.device("cpu"))
-    connection = part_of(store, start, "watch")
-    connection.set_timeout(timedelta(seconds=_STORE_TIMEOUT_S))
-    watch = Watch(connection, rank, num_ranks, stop, lambda: collectives.current)
+    _set_backend_timeout(_BACKEND_TIMEOUT)
+    collectives = ProcessGroup(device if backend == "nccl" else torch.device("cpu"), watch.trouble)
     # Only now: until here signals end the process at once, even while it waits for ranks that never come.
     stop.install()
-    watch.start()
     yield collectives, watch
     # The store of a job that met by itself ends with rank 0.
     watch.close(last=rank == 0 and bool(environment.attempt))
-    dist.destroy_process_group()
+    if not collectives.stuck:
+        dist.destroy_process_group()
+
+
+def _let_collectives_be_polled() -> None:
+    """We end a wait ourselves, with a message; NCCL's own watchers would end the process without one."""
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+    os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "0"
+    os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
 
 
 def _unique_name(device: torch.device) -> str:
@@ -166,7 +187,7 @@ def _fail(error: Exception, environment: Environment, watch: Watch) -> NoReturn:
     if isinstance(error, CollectiveError):
         # Another rank is gone; what it reported, or soon will, is the cause.
         elsewhere = watch.elsewhere()
-        deadline = time.monotonic() + 3
+        deadline = time.monotonic() + (0 if watch.knows_why else 3)
         while (failure := watch.failure()) is None and time.monotonic() < deadline:
             time.sleep(0.1)
         if failure is not None:

@@ -1,8 +1,9 @@
 """A thread beside the training that tells ranks of each other's signals and failures.
 
-A rank that waits in a collective cannot look around, and a collective gives up only after minutes. This thread talks
-through the rendezvous store instead: it spreads a stop request to all ranks within a second, and ends this process
-when another rank has failed or has stopped answering, with a message that names that rank and its host.
+A collective knows nothing of the ranks that it waits for. This thread talks through the rendezvous store instead: it
+spreads a stop request to all ranks within a second, and when another rank has failed or has stopped answering, it says
+so to the main thread where that waits in a collective, and else ends this process, with a message that names that rank
+and its host.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from math import inf
 from types import FrameType
 from typing import Any
+
+from fedspec_dist.distributed.orphans import identity, kill
 
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.5
-# How long the main thread has to end by itself (gloo sees a closed connection at once) before it is ended.
+# How long the main thread has to end by itself (in a collective it is told at once) before it is ended.
 _GRACE_S = 5.0
 # A rank whose thread is silent for so long is dead or its host is gone.
 _SILENCE_S = 20.0
@@ -109,6 +113,7 @@ class Watch(threading.Thread):
         num_ranks: int,
         stop: StopRequest,
         position: Callable[[], str] = str,  # the collective that this rank is in, empty outside
+        timeout_s: float = inf,
     ) -> None:
         super().__init__(name="fedspec-watch", daemon=True)
         self._store = store
@@ -116,10 +121,33 @@ class Watch(threading.Thread):
         self._others = [other for other in range(num_ranks) if other != rank]
         self._stop_request = stop
         self._position = position
+        self._timeout_s = timeout_s
         self._closed = threading.Event()
         self._lock = threading.Lock()
-        self._beats: dict[int, tuple[int, float]] = {}
+        self._own = {"host": socket.gethostname(), "process": identity(os.getpid())}
+        self._beat = 0
+        self._told: dict[int, dict[str, Any]] = {}  # what each of the others said last
+        self._heard: dict[int, float] = {}  # and since when it has said nothing else
+        self._last_work = -inf
+        self._verdict = ""
         self._announced = False
+
+    @property
+    def knows_why(self) -> bool:
+        """Whether it has said already what ends this rank."""
+        return bool(self._verdict)
+
+    def trouble(self, since: float) -> str:
+        """Why the main thread should leave a collective in which it has been since then; empty: wait.
+
+        A rank that answers and works is waited for, however long that takes. What counts against `timeout_s` is the
+        time in which nobody works: all are in a collective, each perhaps in another, or stand still.
+        """
+        if self._verdict:
+            return self._verdict
+        if time.monotonic() - max(since, self._last_work) > self._timeout_s:
+            return f"no other rank has done any work for {self._timeout_s:.0f} s (runtime.timeout_s)"
+        return ""
 
     def report_failure(self, summary: str) -> bool:
         """Tell the others; True for the first rank to report, whose message is the one to show."""
@@ -142,17 +170,13 @@ class Watch(threading.Thread):
             return None
 
     def elsewhere(self) -> list[str]:
-        """The other ranks that were in no collective when they last said where they are, with their hosts."""
-        found = []
-        try:
-            with self._lock:
-                for other in self._others:
-                    if self._store.check([f"at/{other}"]):
-                        at = json.loads(self._store.get(f"at/{other}"))
-                        if not at["collective"]:
-                            found.append(f"rank {other} on {at['host']}")
-        except RuntimeError:
-            return []
+        """The other ranks that were not where this one is when they last said where they are, with their hosts."""
+        here, found = self._position(), []
+        for other, told in sorted(dict(self._told).items()):
+            if not told["collective"]:
+                found.append(f"rank {other} on {told['host']}")
+            elif told["collective"] != here:
+                found.append(f"rank {other} on {told['host']} (in {told['collective']})")
         return found
 
     def learn_reason(self) -> None:
@@ -183,6 +207,7 @@ class Watch(threading.Thread):
                     failed = self._store.check(["failure"])
                     silent = self._silent_rank(paused=time.monotonic() - last > _SILENCE_S / 2)
             except RuntimeError:
+                kill(self._told.get(0, {}).get("process", ""), only_if_stopped=True)  # who may have held the store
                 self._end("lost contact with the rendezvous store: rank 0's host or its torchrun has ended")
                 return
             last = time.monotonic()
@@ -192,7 +217,11 @@ class Watch(threading.Thread):
                     self._end(f"rank {failure.get('rank')} on {failure.get('host')} failed: {failure.get('summary')}")
                 return
             if silent is not None:
-                self._end(f"rank {silent} has not answered for {_SILENCE_S:.0f} s: killed, or its host is gone")
+                where = self._told.get(silent, {})
+                # Its launcher would tell it to stop, wait for an answer, and hold the job up meanwhile.
+                kill(where.get("process", ""))
+                host = f" on {where['host']}" if where else ""
+                self._end(f"rank {silent}{host} has not answered for {_SILENCE_S:.0f} s: killed, or its host is gone")
                 return
         try:
             with self._lock:
@@ -211,21 +240,30 @@ class Watch(threading.Thread):
             self._announced = True
 
     def _silent_rank(self, paused: bool) -> int | None:
-        """A rank whose counter has stood still; `paused` says that this thread itself did not run meanwhile."""
-        self._store.add(f"alive/{self._rank}", 1)
-        at = {"collective": self._position(), "host": socket.gethostname()}
+        """A rank whose word has stayed the same; `paused` says that this thread itself did not run meanwhile."""
+        self._beat += 1
+        at = {"beat": self._beat, "collective": self._position(), "busy_s": _main_thread_s(), **self._own}
         self._store.set(f"at/{self._rank}", json.dumps(at))
         now = time.monotonic()
+        there = [other for other in self._others if other in self._told or self._store.check([f"at/{other}"])]
+        told = self._store.multi_get([f"at/{other}" for other in there]) if there else []
+        for other, text in zip(there, told, strict=True):
+            said, before = json.loads(text), self._told.get(other)
+            self._told[other] = said
+            if before is None or said["beat"] != before["beat"]:
+                self._heard[other] = now
+                # A thread that sleeps or is stuck needs no processor at all.
+                if before and not said["collective"] and said["busy_s"] > before["busy_s"]:
+                    self._last_work = now
         for other in self._others:
-            beat = self._store.add(f"alive/{other}", 0)
-            previous, since = self._beats.get(other, (-1, now))
-            if beat != previous or paused:
-                self._beats[other] = (beat, now)
-            elif now - since > _SILENCE_S and not self._store.check([f"done/{other}"]):
+            if paused or other not in self._heard:
+                self._heard[other] = now
+            elif now - self._heard[other] > _SILENCE_S and not self._store.check([f"done/{other}"]):
                 return other
         return None
 
     def _end(self, reason: str) -> None:
+        self._verdict = reason
         if self._closed.wait(_GRACE_S):
             return
         log.error("%s; ending this rank", reason)
@@ -234,3 +272,11 @@ class Watch(threading.Thread):
                 os.write(sys.stdout.fileno(), _SHOW_CURSOR)
             sys.stderr.flush()
         os._exit(1)
+
+
+def _main_thread_s() -> float:
+    """What the main thread has used of a processor."""
+    main = threading.main_thread().ident
+    if main is None or not hasattr(time, "pthread_getcpuclockid"):
+        return time.process_time()
+    return time.clock_gettime(time.pthread_getcpuclockid(main))

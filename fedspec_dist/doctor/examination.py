@@ -20,7 +20,7 @@ from fedspec_dist import methods
 from fedspec_dist.config import Config, expand_home
 from fedspec_dist.data.files import DatasetNotFoundError
 from fedspec_dist.distributed import interfaces, probe
-from fedspec_dist.distributed.collectives import CollectiveError
+from fedspec_dist.distributed.collectives import CollectiveError, ProcessGroup
 from fedspec_dist.distributed.devices import choose_backend, choose_device
 from fedspec_dist.distributed.environment import LaunchError
 from fedspec_dist.distributed.meeting import is_ephemeral, listen
@@ -161,7 +161,8 @@ def _speeds(runtime: Runtime, facts: Sequence[Facts]) -> tuple[list[probe.Speed]
         return [], "NCCL cannot share a GPU between ranks, and some have the same"
     speeds, problem = [], ""
     try:
-        speeds = probe.measure(backend, runtime.device, _MESSAGE_BYTES, _MEASURE_S)
+        assert isinstance(runtime.collectives, ProcessGroup)  # there are several ranks
+        speeds = probe.measure(runtime.collectives, backend, runtime.device, _MESSAGE_BYTES, _MEASURE_S)
     except CollectiveError as error:
         problem = str(error)
     problems = probe.gather_texts(runtime.collectives, problem)
