@@ -1,4 +1,4 @@
-"""What a client tells of its Fisher matrix, over its own data without augmentation."""
+"""What a client tells of its Fisher matrix, over its own data without augmentation, of the model in eval mode."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.func import functional_call
 from fedspec_dist.fisher.diagonal import fisher_diagonal
 from fedspec_dist.fisher.products import Forward, fisher_product
 from fedspec_dist.fisher.sketch import top_eigenpairs
+from fedspec_dist.models.modes import evaluating
 from fedspec_dist.parameters import ParameterLayout
 
 
@@ -42,6 +43,7 @@ class Sketcher:
         settings: Any,
         memory_budget_bytes: int,
     ) -> None:
+        self._module = module
         self._forward = as_function(module, layout)
         self._num_parameters = len(layout)
         self._task = task
@@ -51,6 +53,10 @@ class Sketcher:
 
     def sketch(self, theta: Tensor, samples: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         """Eigenvalues `[r]` and eigenvectors as rows `[r, P]` for the training samples at positions `samples [N]`."""
+        with evaluating(self._module):
+            return self._sketch(theta, samples, seed)
+
+    def _sketch(self, theta: Tensor, samples: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         settings = self._settings
         product = fisher_product(
             self._forward,
@@ -76,10 +82,13 @@ class DiagonalFisher:
     """The diagonal of the same matrix, at any parameters."""
 
     def __init__(self, module: nn.Module, layout: ParameterLayout, task: Any, images: Tensor) -> None:
+        self._module = module
         self._forward = as_function(module, layout)
         self._task = task
         self._images = images
 
     def diagonal(self, theta: Tensor, samples: Tensor) -> Tensor:
         """`[P]`, for the training samples at positions `samples [N]`."""
-        return fisher_diagonal(self._forward, theta, self._images.index_select(0, samples), self._task.curvature_root)
+        inputs = self._images.index_select(0, samples)
+        with evaluating(self._module):
+            return fisher_diagonal(self._forward, theta, inputs, self._task.curvature_root)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -23,7 +24,7 @@ _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather
 # A small collective is over in about the time that the kernel takes to wake a thread: at first this one only lets
 # others run, the backend's before all. Then a pause is a small part of the time waited so far, and so is what it adds.
 _YIELD_S = 150e-6
-_PAUSE_SHARE, _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 30e-6, 5e-3
+_PAUSE_SHARE, _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 30e-6, 2e-3
 _LOOK_AROUND_S = 0.05  # between two looks at how the other ranks are
 
 
@@ -162,6 +163,21 @@ def ordered_sum(partials: Tensor, counts: Sequence[int], collectives: Collective
     for block in torch.cat(received).reshape(-1, share):
         total += block
     return collectives.all_gather(total, what).reshape(-1)[:num_entries]
+
+
+def checksum(values: Iterable[Tensor | float | str], start: int = 0) -> int:
+    """32 bits of small results that every rank works out, to find out whether all have the same."""
+    for value in values:
+        found = (
+            value.detach().cpu().contiguous().numpy().tobytes() if isinstance(value, Tensor) else repr(value).encode()
+        )
+        start = zlib.crc32(found, start)
+    return start
+
+
+def bits_sum(vector: Tensor) -> int:
+    """The same of a long vector, where it lies: the sum of its bits, read as numbers, whose order does not matter."""
+    return int(vector.detach().contiguous().view(torch.int32).sum(dtype=torch.int64)) % 2**32
 
 
 def _bytes(tensor: Tensor) -> int:

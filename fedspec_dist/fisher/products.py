@@ -7,6 +7,8 @@ the generalised Gauss-Newton matrix (Martens, "New Insights and Perspectives on 
 section 9). No label enters. The task gives `S_n` as one of two callables on outputs `[B, C]` and matrices `[B, C, l]`:
 `curvature`, `T -> S_n T_n`, and `root`, `T -> F_n T_n` with `F_n^T F_n = S_n`.
 
+A model that draws random numbers even in eval mode draws them for each sample in `from_jacobians`.
+
 Every product maps `[P, l]` to `[P, l]` in the dtype of `theta`, and raises `ValueError` when built without samples.
 """
 
@@ -122,7 +124,7 @@ def matrix_free(
         pull_back = vjp(outputs_at, theta)[1]
         return pull_back(curvature(outputs, output_tangent.unsqueeze(-1)).squeeze(-1))[0]
 
-    over_columns = vmap(block_product, in_dims=(None, 1), out_dims=1, chunk_size=column_chunk_size)
+    over_columns = vmap(block_product, in_dims=(None, 1), out_dims=1, chunk_size=column_chunk_size, randomness="same")
 
     def product(columns: Tensor) -> Tensor:
         total = torch.zeros_like(columns)
@@ -142,7 +144,7 @@ def _row_maker(
         outputs = forward(theta, sample.unsqueeze(0)).squeeze(0)
         return outputs, outputs
 
-    per_sample = vmap(jacrev(outputs_twice, has_aux=True), in_dims=(None, 0))
+    per_sample = vmap(jacrev(outputs_twice, has_aux=True), in_dims=(None, 0), randomness="different")
 
     def rows(theta: Tensor, inputs: Tensor) -> Tensor:
         result = theta.new_empty(len(inputs), num_outputs, len(theta))

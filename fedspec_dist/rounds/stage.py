@@ -18,6 +18,7 @@ from fedspec_dist.clients.sketching import DiagonalFisher, Sketcher, as_function
 from fedspec_dist.cohort import Clients, Proxy
 from fedspec_dist.config import Config, Phase
 from fedspec_dist.data.augment import Augmentation
+from fedspec_dist.distributed.collectives import Collectives
 from fedspec_dist.distributed.columns import Columns
 from fedspec_dist.distributed.runtime import Runtime
 from fedspec_dist.models.network import Network
@@ -121,7 +122,7 @@ class Stage:
             proximal=self._algorithm.proximal,
         )
 
-    def _proxy(self, module: nn.Module) -> Callable[[int], Proxy]:
+    def _proxy(self, module: nn.Module) -> Callable[[int, Collectives], Proxy]:
         assert self._federation.proxy is not None
         images, labels = self._federation.proxy
         # The largest share of any phase was held out; this one may want less.
@@ -131,7 +132,7 @@ class Stage:
         images, labels = images.index_select(0, index), labels.index_select(0, index)
         batch_size = getattr(self.phase.server.weights, "batch_size", len(labels))
         forward = as_function(module, self.layout)
-        return partial(ServerProxy, forward, self.task.loss, images, labels, batch_size, self._config.seed)
+        return partial(ServerProxy, module, forward, self.task.loss, images, labels, batch_size, self._config.seed)
 
     def _local_methods(self) -> LocalMethods:
         local = self.phase.local

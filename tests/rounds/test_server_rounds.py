@@ -154,7 +154,7 @@ NUM_CLIENTS = 8
 def _server(made: ServerMethods, columns: Columns, collectives: Collectives) -> FederatedServer:
     samples = [_Client(client, 0).num_samples for client in range(NUM_CLIENTS)]
     return FederatedServer(
-        made, LAYOUT, columns, collectives, torch.device("cpu"), samples, seed=3, proxy=lambda _: _Proxy()
+        made, LAYOUT, columns, collectives, torch.device("cpu"), samples, seed=3, proxy=lambda *_: _Proxy()
     )
 
 
