@@ -24,12 +24,10 @@ from fedspec_dist.distributed.environment import Environment, LaunchError
 from fedspec_dist.distributed.joining import come_together
 from fedspec_dist.distributed.memory import keep_freed_memory
 from fedspec_dist.distributed.rendezvous import part_of
-from fedspec_dist.distributed.watch import StopRequest, Watch
+from fedspec_dist.distributed.watch import EXIT_STOPPED, StopRequest, Watch
 
 log = logging.getLogger(__name__)
 
-# What a stopped job exits with: EX_TEMPFAIL of sysexits.h, "try again".
-EXIT_STOPPED = 75
 # A store on a host that is gone must not hold up the message that says so.
 _STORE_TIMEOUT_S = 10
 # Ours is the limit that counts; the backend's only must not come first. It is for connecting the ranks.

@@ -12,12 +12,13 @@ import contextlib
 import json
 import logging
 import os
+import select
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import inf
 from types import FrameType
 from typing import Any
@@ -36,6 +37,9 @@ _SHOW_CURSOR = b"\x1b[?25h"  # the live line hides it
 _SAME_PRESS_S = 2.0
 # The others' threads look twice a second, so that they are done well within this.
 _LAST_S = 5.0
+# Who sends SIGTERM kills half a minute later (torchrun, SLURM). What cannot be cut short is ended after so long.
+_UNCUT_S = 20.0
+EXIT_STOPPED = 75  # what a stopped job exits with: EX_TEMPFAIL of sysexits.h, "try again"
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 
 
@@ -53,12 +57,15 @@ def last_stop() -> str | None:
 class StopRequest:
     """Set by SIGTERM, SIGUSR1, SIGUSR2 or Ctrl-C here, or by the watch when another rank got one.
 
-    A second Ctrl-C interrupts at once.
+    A second Ctrl-C interrupts at once. A thread reads the signals, too: the main thread may be in a long computation.
     """
 
     def __init__(self) -> None:
         self.reason: str | None = None
         self._interrupted_at: float | None = None
+        self._set_at = inf
+        self._uncut = ""  # what the main thread does that cannot be cut short
+        self._installed = False
         # The kernel writes the signal's number here even while the main thread is inside a collective.
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
@@ -74,8 +81,12 @@ class StopRequest:
         for number in STOP_SIGNALS:
             self._previous[number] = signal.signal(number, self._handle)
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self._installed = True
+        threading.Thread(target=self._listen, name="fedspec-signals", daemon=True).start()
 
     def uninstall(self) -> None:
+        self._installed = False
+        self._writer.send(b"\0")  # for the thread to notice
         signal.set_wakeup_fd(-1)
         for number, handler in self._previous.items():
             signal.signal(number, handler)
@@ -92,7 +103,32 @@ class StopRequest:
 
     def set(self, reason: str) -> None:
         if self.reason is None:
+            self._set_at = time.monotonic()
             self.reason = reason
+
+    @contextlib.contextmanager
+    def uncut(self, what: str) -> Iterator[None]:
+        """Inside, the main thread heeds no request. After SIGTERM, which a kill follows, the process ends instead."""
+        self._uncut = what
+        try:
+            yield
+        finally:
+            self._uncut = ""
+
+    def _listen(self) -> None:
+        while self._installed:
+            select.select([self._reader], [], [], _POLL_S)
+            self.poll()
+            what, waited_s = self._uncut, time.monotonic() - self._set_at
+            if what and self.reason == "SIGTERM" and waited_s > _UNCUT_S:
+                log.error(
+                    "SIGTERM came %.0f s ago, and %s still goes on: ending here, since a kill follows soon. The last "
+                    "checkpoint is whole; start the same command again to go on from there",
+                    waited_s,
+                    what,
+                )
+                logging.shutdown()
+                os._exit(EXIT_STOPPED)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:

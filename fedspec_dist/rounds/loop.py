@@ -91,7 +91,8 @@ def train(job: Job, completed: int) -> int:
             matrices = stage.server.exchange(rows, facts, theta)
             clock.lap("exchange")
             # All ranks wait: sums over column blocks, then the slices of the new model.
-            theta, diagnostics = stage.server.step(theta, matrices, index)
+            with runtime.stop.uncut(f"the server's part of round {index + 1}"):
+                theta, diagnostics = stage.server.step(theta, matrices, index)
         stage.theta.copy_(theta)
         clock.lap("aggregate")
         completed += 1
