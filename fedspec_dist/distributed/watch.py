@@ -32,6 +32,9 @@ _POLL_S = 0.5
 _GRACE_S = 5.0
 # A rank whose thread is silent for so long is dead or its host is gone.
 _SILENCE_S = 20.0
+# The share of a processor that a main thread needs which works; one that is stuck, or looks for something that does
+# not come, needs less.
+_AT_WORK = 0.01
 _SHOW_CURSOR = b"\x1b[?25h"  # the live line hides it
 # A Ctrl-C reaches a rank twice at once: from the terminal, and from torchrun which passes it on.
 _SAME_PRESS_S = 2.0
@@ -287,9 +290,9 @@ class Watch(threading.Thread):
             said, before = json.loads(text), self._told.get(other)
             self._told[other] = said
             if before is None or said["beat"] != before["beat"]:
-                self._heard[other] = now
-                # A thread that sleeps or is stuck needs no processor at all.
-                if before and not said["collective"] and said["busy_s"] > before["busy_s"]:
+                since, self._heard[other] = self._heard.get(other, now), now
+                busy_s = said["busy_s"] - before["busy_s"] if before else 0.0
+                if not said["collective"] and busy_s > _AT_WORK * (now - since):
                     self._last_work = now
         for other in self._others:
             if paused or other not in self._heard:

@@ -1,6 +1,6 @@
 """`fedspec_dist.main` with a fault in one rank from round 2 on: FAULT says which, FAULTY_RANK where.
 
-`raise`, `hang` (asleep, for ever), `kill` and `freeze` (by signals), `slow` (at work for SLOW_S, once), and `aggregate`:
+`raise`, `hang` (asleep, for ever), `kill` and `freeze` (by signals), `slow` (at work for SLOW_S, once), `aggregate`:
 its aggregator is asleep for ever. With SILENT set, the backend behaves as NCCL may: whatever happens to the others, a
 collective that cannot be completed neither raises nor returns.
 """
