@@ -239,7 +239,9 @@ class Watch(threading.Thread):
 
     def run(self) -> None:
         last = time.monotonic()
-        while not self._closed.wait(_POLL_S):
+        pause_s = 0.0  # others should know soon where this rank is
+        while not self._closed.wait(pause_s):
+            pause_s = _POLL_S
             try:
                 with self._lock:
                     self._exchange_stop()

@@ -80,7 +80,7 @@ def test_a_backend_that_never_returns_hides_no_failure(fault: str, says: str, tm
     variables = {"FAULT": fault, "FAULTY_RANK": "1", "SILENT": "1"}
     ended = run(tmp_path, *SMALL, ranks=3, faulty=True, **variables).expect_failure(says)
     assert ended.output.count(says) == 1
-    assert ended.seconds < 25
+    assert ended.seconds < 45  # most of which is the start of three ranks; the silence is made shorter
 
 
 def test_a_rank_that_works_is_waited_for_beyond_the_time_limit(tmp_path: Path) -> None:
