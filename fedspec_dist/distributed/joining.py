@@ -40,6 +40,7 @@ def come_together(
     if interface is not None:
         interfaces.address_of(interface, known)
     store, address = _reach_store(environment, deadline, interface, folder, known, here)
+    store.set_timeout(timedelta(seconds=timeout_s))  # what is waited for from here on is there already
     try:
         start = this_start(store, environment, deadline)
         reached = "" if interfaces.is_here(address, known) else address
