@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.nn.functional import conv2d
@@ -21,7 +22,7 @@ def set_deterministic(deterministic: bool) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         # Else every tensor that is about to be written is filled first, with launches that outnumber a step's own.
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        _settings_of(torch.utils.deterministic).fill_uninitialized_memory = False
 
 
 def set_precision(precision: str, device: torch.device) -> None:
@@ -36,11 +37,14 @@ def set_precision(precision: str, device: torch.device) -> None:
     if rounds and device.type != "cuda":
         raise LaunchError("runtime.precision: got 'tf32', but this rank computes on a CPU; allowed here: float32")
     # The old settings first: alone the new ones leave them in a state that torch refuses to read.
-    torch.backends.cudnn.allow_tf32 = rounds
-    torch.backends.cuda.matmul.allow_tf32 = rounds
-    name = "tf32" if rounds else "ieee"
-    for setting in (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn):
-        setting.fp32_precision = name
+    matmul, cudnn = _settings_of(torch.backends.cuda.matmul), _settings_of(torch.backends.cudnn)
+    matmul.allow_tf32 = cudnn.allow_tf32 = rounds
+    matmul.fp32_precision = cudnn.conv.fp32_precision = cudnn.rnn.fp32_precision = "tf32" if rounds else "ieee"
+
+
+def _settings_of(module: Any) -> Any:
+    """torch replaces these modules by objects with more attributes than types know."""
+    return module
 
 
 def image_format(device: torch.device, precision: str) -> torch.memory_format:
@@ -86,7 +90,8 @@ def has_kernels_for(capability: tuple[int, int], built_for: Sequence[str]) -> bo
         theirs = int(digits[:-1]), int(digits[-1])
         if digits != version and theirs != capability:
             continue
-        if theirs[0] == major and theirs[1] <= minor or kind == "compute" and theirs <= capability:
+        same_major = theirs[0] == major and theirs[1] <= minor
+        if same_major or (kind == "compute" and theirs <= capability):
             return True
     return False
 

@@ -94,8 +94,8 @@ def devices(found: Findings) -> Finding:
             "devices",
             MEND,
             f"rank {broken[0].rank} on {broken[0].host}: {broken[0].gpu_problem}",
-            "Install a build of torch for this GPU (https://pytorch.org/get-started/locally), look at nvidia-smi, or set "
-            "runtime.device=cpu",
+            "Install a build of torch for this GPU (https://pytorch.org/get-started/locally), look at nvidia-smi, "
+            "or set runtime.device=cpu",
         )
     if len(kinds) > 1:
         return Finding(
@@ -130,8 +130,7 @@ def devices(found: Findings) -> Finding:
             "devices",
             LOOK,
             f"on {', '.join(alone)} each rank sees no GPU but its own (--gpus-per-task); {counts}",
-            "NCCL may then send through the host, or fail: prefer --gpus-per-node, with which a rank sees all and takes "
-            "its own",
+            "NCCL may then send through the host, or fail: prefer --gpus-per-node; a rank sees all and takes its own",
         )
     return Finding("devices", OK, counts)
 

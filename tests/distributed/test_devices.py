@@ -12,7 +12,6 @@ from fedspec_dist.distributed import devices
 from fedspec_dist.distributed.devices import choose_backend, choose_device
 from fedspec_dist.distributed.environment import Environment, LaunchError, read_environment
 
-
 SCHEDULER = ("CUDA_VISIBLE_DEVICES", "SLURM_GPUS_ON_NODE", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
 
 
