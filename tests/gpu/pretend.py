@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from tests.gpu.cuda_rules import RANDOM, Call, aten, launches, refusal, wait
+from tests.gpu.cuda_rules import RANDOM, Call, aten, is_collective, launches, refusal, wait
 
 GPU, HOST = torch.device("cuda", 0), torch.device("cpu")
 FREE_BYTES = 100 * 2**30
@@ -55,6 +55,15 @@ class OnGpu(Tensor):
 
     def tolist(self) -> Any:
         return self.cpu().tolist()
+
+    def numpy(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu()")
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.numpy()
+
+    def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
+        return f"OnGpu({self.memory})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         twin: Any = OnGpu(self.memory.clone())
@@ -90,17 +99,19 @@ class PretendedGpu(TorchDispatchMode):
         kwargs = dict(kwargs or {})
         if func.overloadpacket in (aten.is_pinned, aten._pin_memory):
             return self._pinned(func.overloadpacket, args[0])
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        ours = [tensor for tensor in tensors if isinstance(tensor, OnGpu)]
-        hosts = [tensor for tensor in tensors if not isinstance(tensor, OnGpu)]
+        leaves, form = tree_flatten((args, kwargs))
+        ours = [leaf for leaf in leaves if isinstance(leaf, OnGpu)]
+        hosts = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not isinstance(leaf, OnGpu)]
         target = kwargs.get("device")
         on_gpu = bool(ours) if target is None else torch.device(target).type in ("cuda", _BACKEND)
-        if ours or on_gpu:
-            self._judge(Call(func, args, kwargs, ours, hosts, on_gpu))
+        call = Call(func, args, kwargs, ours, hosts, on_gpu)
+        if ours or on_gpu or is_collective(call):
+            self._judge(call)
+        known = {id(tensor.memory): tensor for tensor in ours} | {id(tensor): tensor for tensor in hosts}
+        leaves = [leaf.memory if isinstance(leaf, OnGpu) else leaf for leaf in leaves]
+        args, kwargs = tree_unflatten(leaves, form)
         if target is not None and on_gpu:
             kwargs["device"] = HOST
-        known = {id(tensor.memory): tensor for tensor in ours} | {id(tensor): tensor for tensor in hosts}
-        args, kwargs = tree_map(lambda leaf: leaf.memory if isinstance(leaf, OnGpu) else leaf, (args, kwargs))
         # Zeros without memory have a dispatch key that the wrapper would hide.
         result = (aten.zeros.default if func.overloadpacket is aten._efficientzerotensor else func)(*args, **kwargs)
 
@@ -109,7 +120,7 @@ class PretendedGpu(TorchDispatchMode):
                 return leaf
             return known[id(leaf)] if id(leaf) in known else OnGpu(leaf) if on_gpu else leaf
 
-        return tree_map(wrapped, result)
+        return wrapped(result) if isinstance(result, Tensor) else tree_map(wrapped, result)
 
     def synchronize(self, device: Any = None) -> None:
         self._wait("synchronize")
