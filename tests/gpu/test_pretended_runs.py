@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from itertools import cycle, product
@@ -11,8 +12,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from fedspec_dist.distributed.collectives import Collectives, ProcessGroup
 from fedspec_dist.distributed.gpus import set_deterministic
+from fedspec_dist.fisher import products
 from fedspec_dist.methods import FILTERS, LOCAL_ALGORITHMS, MODELS
+from fedspec_dist.models.cnn import Cnn
+from tests.distributed.harness import run_ranks
+from tests.gpu import pretend
+from tests.gpu.pretend import FREE_BYTES, GPU, machine
 from tests.gpu.pretended_runs import run_on_gpu, steps_on_gpu
 from tests.rounds.jobs import run_job, tiny
 from tests.rounds.test_every_method import SETTINGS
@@ -136,3 +143,63 @@ def test_a_round_waits_no_more_often_with_more_clients(name: str, tmp_path: Path
     few, many = (_waits([*SETTINGS[name], "filter=random"], count, tmp_path) for count in (2, 6))
     more = {place: (many[place] - few[place]) / 4 for place in many if many[place] != few[place]}
     assert more == WAITS_PER_CLIENT[name]
+
+
+@pytest.mark.parametrize(
+    ("settings", "contiguous"),
+    [(["runtime.device=cuda"], True), (["runtime.device=cuda", "runtime.precision=tf32"], False), ([], False)],
+)
+def test_models_get_images_in_the_memory_format_of_their_device(
+    settings: list[str], contiguous: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In training with and without augmentation, and in evaluation."""
+    forward, seen = Cnn.forward, []
+
+    def watched(model: Cnn, images: torch.Tensor) -> torch.Tensor:
+        seen.append((images.is_contiguous(), images.is_contiguous(memory_format=torch.channels_last)))
+        return forward(model, images)
+
+    monkeypatch.setattr(Cnn, "forward", watched)
+    for augment in ("[]", "[flip]"):
+        overrides = ["data.shape=[3, 8, 8]", "rounds=1", f"data.augment={augment}", *settings]
+        with machine() if settings else contextlib.nullcontext():
+            run_job(tiny(overrides), tmp_path / augment)
+    assert set(seen) == {(contiguous, not contiguous)}
+
+
+def test_jacobians_that_fit_into_free_memory_are_made_once_with_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """However little memory the config allows, since how much of a GPU is free must not decide the result."""
+    monkeypatch.setattr(products, "_LARGE_BYTES", 20_000)  # a few samples a block
+    sketches = ["server.aggregator={type: fipa, rank: 2, oversampling: 2}", "model=mlp", "model.hidden=[6]"]
+    sketches += ["runtime.sketch_memory_mb=0", "rounds=1"]
+    models, launches = [], []
+    for free in (FREE_BYTES, 0, 150_000):
+        monkeypatch.setattr(pretend, "FREE_BYTES", free)
+        finished, gpu = run_on_gpu(sketches, tmp_path / str(free))
+        models.append(finished.model)
+        launches.append(sum(gpu.launches.values()))
+    for model in models[1:]:
+        assert all(torch.equal(model[key], tensor) for key, tensor in models[0].items())
+    plenty, none, some = launches
+    assert plenty < some < none
+
+
+def _runs_over_nccl(collectives: Collectives, folder: str) -> dict[str, dict[str, torch.Tensor]]:
+    models = {}
+    for name in RUNS:
+        with machine(over_nccl=True) as gpu:
+            over_nccl = ProcessGroup(GPU) if collectives.num_ranks > 1 else None
+            config = tiny([*RUNS[name], "runtime.device=cuda"])
+            models[name] = run_job(config, Path(folder) / str(collectives.num_ranks) / name, over_nccl).model
+            assert not gpu.errors
+    return models
+
+
+@pytest.mark.slow
+def test_ranks_over_nccl_have_the_bits_of_one(tmp_path: Path) -> None:
+    (expected,) = run_ranks(_runs_over_nccl, 1, tmp_path, str(tmp_path), timeout_s=300)
+    for found in run_ranks(_runs_over_nccl, 3, tmp_path, str(tmp_path), timeout_s=300):
+        for name, model in expected.items():
+            assert all(torch.equal(found[name][key], tensor) for key, tensor in model.items()), name
