@@ -210,3 +210,13 @@ def machine(*, over_nccl: bool = False) -> Iterator[PretendedGpu]:
     finally:
         torch.__future__.set_overwrite_module_params_on_conversion(False)
         torch._C._set_only_lift_cpu_tensors(False)
+        _forget_tables()
+
+
+def _forget_tables() -> None:
+    """What the package keeps by device must not come to a real GPU, nor to another machine."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("fedspec_dist."):
+            for kept in vars(module).values():
+                if hasattr(kept, "cache_clear") and getattr(kept, "__module__", "") == name:
+                    kept.cache_clear()
