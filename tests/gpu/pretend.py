@@ -125,6 +125,15 @@ class PretendedGpu(TorchDispatchMode):
     def synchronize(self, device: Any = None) -> None:
         self._wait("synchronize")
 
+    def event(self, **options: Any) -> Any:
+        """One that has happened by the time that anybody asks, which is a wait as well."""
+
+        def query() -> bool:
+            self._wait("an event")
+            return True
+
+        return SimpleNamespace(record=lambda stream=None: None, query=query, synchronize=self.synchronize)
+
     def raise_late(self) -> None:
         """The backward pass's C++ does not survive an exception from here: it is raised once that is over."""
         if self._late and torch._C._current_graph_task_id() == -1:
@@ -192,6 +201,11 @@ def machine(*, over_nccl: bool = False) -> Iterator[PretendedGpu]:
         "get_arch_list": lambda: ["sm_80", "sm_90"],
         "mem_get_info": lambda device=0: (FREE_BYTES, FREE_BYTES),
         "is_current_stream_capturing": lambda: False,
+        "current_stream": lambda device=None: SimpleNamespace(synchronize=gpu.synchronize),
+        "Event": gpu.event,
+        "default_generators": (torch.default_generator,),
+        "get_rng_state": lambda device=0: torch.default_generator.get_state(),
+        "set_rng_state": lambda state, device=0: torch.default_generator.set_state(state),
         "synchronize": gpu.synchronize,
         "_lazy_call": lambda *args, **kwargs: None,
     }
