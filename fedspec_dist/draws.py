@@ -23,7 +23,7 @@ def keyed(device: torch.device, seed: int, purpose: str, *key: int) -> Iterator[
     Of GPUs, only the generator of `device` is looked at.
     """
     of_numpy, of_python = np.random.get_state(), random.getstate()
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"):
         _start_from(device, seeding.torch_seed(seed, purpose, *key))
         try:
             yield
