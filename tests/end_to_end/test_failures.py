@@ -78,15 +78,15 @@ def test_a_frozen_rank_is_named_and_its_job_gone_in_half_a_minute(tmp_path: Path
 def test_a_backend_that_never_returns_hides_no_failure(fault: str, says: str, tmp_path: Path) -> None:
     """NCCL has no word for a peer that is gone."""
     variables = {"FAULT": fault, "FAULTY_RANK": "1", "SILENT": "1"}
-    ended = run(tmp_path, *SMALL, ranks=3, faulty=True, **variables).expect_failure(says)
+    ended = run(tmp_path, *SMALL, ranks=2, faulty=True, **variables).expect_failure(says)
     assert ended.output.count(says) == 1
-    assert ended.seconds < 45  # most of which is the start of three ranks; the silence is made shorter
+    assert ended.seconds < 45  # most of which is the start of two ranks; the silence is made shorter
 
 
 def test_a_rank_that_works_is_waited_for_beyond_the_time_limit(tmp_path: Path) -> None:
-    fault = {"FAULT": "slow", "FAULTY_RANK": "1", "SLOW_S": "7"}
-    ended = run(tmp_path, *SMALL, "runtime.timeout_s=2.5", ranks=2, faulty=True, **fault).expect(0)
-    assert ended.seconds > 7
+    fault = {"FAULT": "slow", "FAULTY_RANK": "1", "SLOW_S": "6"}
+    ended = run(tmp_path, *SMALL, "runtime.timeout_s=2", ranks=2, faulty=True, **fault).expect(0)
+    assert ended.seconds > 6
 
 
 @pytest.mark.parametrize("ranks", [0, 2])
@@ -98,7 +98,7 @@ def test_sigterm_ends_a_long_computation_of_the_server(ranks: int, tmp_path: Pat
         assert ranks or ended.code == 75
 
 
-@pytest.mark.parametrize("moment_s", [0.0, 0.7, 2.0])
+@pytest.mark.parametrize("moment_s", [0.0, 1.5])
 def test_a_killed_launcher_leaves_no_ranks_and_the_next_one_at_its_port_is_undisturbed(
     moment_s: float, tmp_path: Path
 ) -> None:
@@ -262,7 +262,7 @@ def test_a_rank_that_never_comes_is_missed(tmp_path: Path) -> None:
     ranks = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
     for rank in ("0", "1"):
         ended = run(tmp_path, *SMALL, "runtime.timeout_s=4", **{**ranks, "RANK": rank})
-        ended.expect(2, "could not join the other 1 ranks", "after 4 s" if rank == "1" else "within 4 s")
+        ended.expect(2, "could not join the other 1 ranks", "after 4 s", "runtime.timeout_s")
         assert ended.seconds < 4 + 10
         assert ended.output.count("\n") < 5
         assert _tracebacks(ended.output) == 0
