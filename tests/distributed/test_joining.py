@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 
 import pytest
 import torch.distributed as dist
@@ -85,8 +86,10 @@ def test_an_address_where_nobody_is_is_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "1")
     message = r"rank 1 on .* could not join the other 1 ranks .*They were to meet at 127\.0\.0\.1:1\. .*--standalone"
+    began = time.monotonic()
     with pytest.raises(LaunchError, match=message):
-        come_together(Environment(1, 2, 1, 2, True), 1.5, None, None)
+        come_together(Environment(1, 2, 1, 2, True), 2.0, None, None)
+    assert time.monotonic() - began < 4, "one time limit, not one for each of several tries"
 
 
 def test_ranks_that_do_not_come_are_named_with_those_that_did(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:

@@ -263,7 +263,6 @@ def test_a_rank_that_never_comes_is_missed(tmp_path: Path) -> None:
     for rank in ("0", "1"):
         ended = run(tmp_path, *SMALL, "runtime.timeout_s=4", **{**ranks, "RANK": rank})
         ended.expect(2, "could not join the other 1 ranks", "after 4 s", "runtime.timeout_s")
-        assert ended.seconds < 4 + 10
         assert ended.output.count("\n") < 5
         assert _tracebacks(ended.output) == 0
 
