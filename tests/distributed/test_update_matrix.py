@@ -69,6 +69,8 @@ def _all_operations(
         "combine_q": assemble(matrix.combine_q(z), columns, collectives),
         "columnwise": assemble(matrix.columnwise(_spread, other), columns, collectives),
         "segment_grams": matrix.segment_grams(_bounds(num_columns)),
+        "segment_dots": matrix.segment_dots(_bounds(num_columns), combined),
+        "segment_squares": matrix.segment_squares(_bounds(num_columns)),
     }
 
 
@@ -92,6 +94,8 @@ def test_operations_equal_dense_arithmetic(one_process: dict[str, Tensor]) -> No
         "combine_q": q @ (signs * torch.linspace(1, 2, NUM_ROWS, dtype=torch.float64)),
         "columnwise": rows.max(0).values - others.min(0).values,
         "segment_grams": torch.stack([rows[:, a:b] @ rows[:, a:b].T for a, b in _bounds(NUM_COLUMNS)]),
+        "segment_dots": torch.stack([rows[:, a:b] @ combined[a:b] for a, b in _bounds(NUM_COLUMNS)]),
+        "segment_squares": torch.stack([rows[:, a:b].square().sum(1) for a, b in _bounds(NUM_COLUMNS)]),
     }
     assert expected.keys() == one_process.keys()
     for name, value in expected.items():
