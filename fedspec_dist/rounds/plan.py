@@ -56,7 +56,9 @@ def _rounds_table(config: Config, federation: Federation, layouts: Sequence[Para
             clients = ", ".join(str(cohort[p]) for p in positions) or "none"
             largest = max((loads[p].num_samples for p in positions), default=0)
             states = len(federation.clients[rank::num_ranks])
-            work = Work(len(cohort), len(positions), largest, federation.dataset.num_classes, states)
+            work = Work(
+                len(cohort), len(positions), largest, federation.dataset.num_classes, states, len(federation.clients)
+            )
             sent, held = traffic_and_memory(config, phase, len(layout), num_ranks, rank, work)
             place, balance = (str(index + 1), f"{imbalance(costs, plan):.2f}") if rank == 0 else ("", "")
             table.add_row(place, str(rank), clients, str(steps), _megabytes(sent), _megabytes(held), balance)
@@ -98,6 +100,7 @@ class Work:
     largest_client: int  # samples
     num_classes: int
     states: int  # clients whose home it is
+    population: int  # all clients
 
 
 def traffic_and_memory(
@@ -113,7 +116,7 @@ def traffic_and_memory(
     """
     algorithm = make_algorithm(phase)
     per_client = 1 + max_rank(phase) + len(algorithm.uploads) + (FISHER_DIAGONAL in aggregator_needs(phase))
-    columns = cut_columns(config, phase, num_parameters, num_ranks)
+    columns = cut_columns(config, phase, num_parameters, num_ranks, work.population)
     own = columns.count(rank) * columns.width
     rows = work.num_clients * per_client
     # Slices are padded to the longest; a single owner of all columns broadcasts instead.
