@@ -18,6 +18,8 @@ from fedspec_dist.distributed.tsqr import TallQR
 
 # Their sum stays in the cache, and torch does not yet spread the addition over threads.
 _COMBINED_COLUMNS = 16384
+# Of a large matrix product, so many entries are summed over the blocks at a time: each block has all of them.
+_SUMMED_ENTRIES = 2**22
 
 
 class UpdateMatrix:
@@ -42,9 +44,13 @@ class UpdateMatrix:
     def inner(self, other: RowMatrix) -> Tensor:
         """`U W^T`, `[K, R]`, for another matrix with the same columns."""
         assert isinstance(other, UpdateMatrix)
-        pairs = zip(self._blocks, other._blocks, strict=True)
-        partials = [mine.double() @ theirs.double().T for mine, theirs in pairs]
-        return self._sum(partials, (self.num_rows, other.num_rows))
+        together = max(1, _SUMMED_ENTRIES // max(other.num_rows, 1))
+        parts = []
+        for start in range(0, max(self.num_rows, 1), together):
+            pairs = zip(self._blocks[:, start : start + together], other._blocks, strict=True)
+            partials = [mine.double() @ theirs.double().T for mine, theirs in pairs]
+            parts.append(self._sum(partials, (min(together, self.num_rows - start), other.num_rows)))
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def combine(self, coefficients: Tensor) -> Tensor:
         """Slice of `sum_k coefficients[k] u_k`, rows added in order (on a GPU: in its matrix product's, per block)."""
