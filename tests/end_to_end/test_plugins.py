@@ -44,7 +44,7 @@ def test_the_example_on_the_page_runs_with_the_same_bits_on_two_ranks_and_on_one
 def test_the_data_set_on_the_page_runs_with_the_same_bits_on_two_ranks_and_on_one(folder: Path) -> None:
     (folder / "my_data.py").write_text(DATA)
     rng = np.random.default_rng(0)
-    for split, num in (("train", 400), ("test", 40)):
+    for split, num in (("train", 1600), ("test", 40)):
         labels = np.arange(num) % 10
         pixels = rng.integers(17, size=(num, 64)) + labels[:, None]
         np.savetxt(folder / f"{split}.csv", np.column_stack([labels, pixels]), delimiter=",")
