@@ -57,7 +57,7 @@ class Activations:
     @classmethod
     def of(cls, module: nn.Module, images: Tensor) -> Activations:
         """Measured on some images; the model is left as it was."""
-        images = images[:_SAMPLES_TRIED]
+        images = images[:_SAMPLES_TRIED].clone()  # in memory of its own, which is counted
         kept: dict[int, int] = {}
         largest = [0]
         parameters = {p.untyped_storage().data_ptr() for p in module.parameters()}
