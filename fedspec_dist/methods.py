@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from fedspec_dist import own_methods
+
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
@@ -33,14 +35,25 @@ class Method:
 
     target: str
     parameters: dict[str, tuple[Any, Any]]
+    key: str = ""  # of the family, for a method of a user's own
 
     def load(self) -> Any:
+        """The class (or, for partitions and models, the function) that the line names."""
+        if self.key:
+            return own_methods.load(self.key, self.target)
         module, _, name = self.target.partition(":")
         return getattr(import_module(module, "fedspec_dist"), name)
 
     def build(self, *arguments: Any, **parameters: Any) -> Any:
-        """Call the class (or, for partitions and weights, the function) that the line names."""
-        return self.load()(*arguments, **parameters)
+        """Call it.
+
+        Raises:
+            ValueError: a user's own is not there, or not as its family's are.
+        """
+        made = self.load()
+        if self.key:
+            own_methods.check_call(self.key, self.target, made, arguments, parameters, self.parameters)
+        return made(*arguments, **parameters)
 
 
 def method(target: str, /, **parameters: tuple[Any, Any]) -> Method:
@@ -52,7 +65,12 @@ DATASETS = {
     "fashion_mnist": method(".data.fashion_mnist:FashionMnist"),
     "cifar10": method(".data.cifar:Cifar10"),
     "cifar100": method(".data.cifar:Cifar100"),
-    "npz": method(".data.npz:Npz", path=(str, ...), num_classes=(Annotated[int, Field(ge=2)] | None, None)),
+    "npz": method(
+        ".data.npz:Npz",
+        path=(str, ...),
+        num_classes=(Annotated[int, Field(ge=2)] | None, None),
+        renumber=(Annotated[bool, LATER], False),
+    ),
     "synthetic": method(
         ".data.synthetic:Synthetic",
         shape=(Annotated[list[Count], Field(min_length=3, max_length=3)], [3, 32, 32]),
@@ -77,7 +95,7 @@ PARTITIONS = {
         max_tries=(Count, 1000),
     ),
     "dirichlet_balanced": method(".data.partitions:dirichlet_balanced", alpha=(Positive, 0.1)),
-    "natural": method(".data.partitions:natural"),
+    "natural": method(".data.partitions:natural", clients=(Count | None, None)),  # all that the data set has
 }
 
 _Norm = Literal["group", "none"]
@@ -291,6 +309,6 @@ def register(key: str, name: str, target: str, /, **parameters: tuple[Any, Any])
     """
     if key not in FAMILIES:
         raise ValueError(f"register: no family {key!r}; there are: {', '.join(FAMILIES)}")
-    table, added = FAMILIES[key].table, Method(target, parameters)
+    table, added = FAMILIES[key].table, Method(target, parameters, key)
     if table.setdefault(name, added).target != target:
         raise ValueError(f"register: {key} {name!r} is taken by {table[name].target}; choose another name")

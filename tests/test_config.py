@@ -238,10 +238,17 @@ LATER_OPTIONS = [
 
 @pytest.mark.parametrize(("key", "name", "option", "default"), LATER_OPTIONS)
 def test_a_later_option_decides_where_it_is_not_at_its_default(key: str, name: str, option: str, default: Any) -> None:
-    def given(value: Any) -> str:
-        return load(None, [f"{key}={{type: {name}, {option}: {json.dumps(value)}}}"]).fingerprint()
+    required = {o: "x" for o, (_, default) in FAMILIES[key].parameters(name).items() if default is ...}
 
-    before = load(None, [f"{key}={name}"])
+    def load_with(**options: Any) -> Config:
+        # The parameters of a data set stand beside its name.
+        above, kind = ("data", "dataset") if key == "data.dataset" else (key, "type")
+        return load(None, [f"{above}={json.dumps({kind: name, **required, **options})}"])
+
+    def given(value: Any) -> str:
+        return load_with(**{option: value}).fingerprint()
+
+    before = load_with()
     assert given(default) == before.fingerprint()
     assert given({bool: not default, int: 7, str: "test"}[type(default)]) != before.fingerprint()
     section = reduce(getattr, key.split("."), before)

@@ -40,9 +40,6 @@ class Source(Protocol):
     """Where a data set comes from."""
 
     @property
-    def num_classes(self) -> int: ...
-
-    @property
     def embedded(self) -> bool:
         """Whether every process makes it in memory, faster than reading a file."""
 
@@ -130,9 +127,19 @@ def normalised(images: np.ndarray, mean: tuple[float, ...], std: tuple[float, ..
     return result
 
 
-def _in_memory(name: str, source: Source) -> Dataset:
+def _loaded(name: str, source: Source) -> Arrays:
     arrays = source.load()
+    if not isinstance(arrays, Arrays):
+        raise ValueError(
+            f"data.dataset: load() of {name} gave a {type(arrays).__name__}; allowed is an "
+            "fedspec_dist.data.arrays.Arrays, which Arrays.of makes of images and labels"
+        )
     arrays.check(name)
+    return arrays
+
+
+def _in_memory(name: str, source: Source) -> Dataset:
+    arrays = _loaded(name, source)
     images = {
         f"{split}_images": normalised(getattr(arrays, f"{split}_images"), arrays.mean, arrays.std)
         for split in ("train", "test")
@@ -149,7 +156,7 @@ def _labels_and_clients(arrays: Arrays) -> dict[str, np.ndarray]:
 def _as_dataset(parts: dict[str, np.ndarray], num_classes: int) -> Dataset:
     # Kernels may treat their first elements apart by alignment: torch's memory starts on a cache line, like the mapped
     # files, numpy's need not.
-    tensors = {part: torch.from_numpy(array) for part, array in parts.items()}
+    tensors = {part: torch.from_numpy(np.ascontiguousarray(array)) for part, array in parts.items()}
     tensors = {part: tensor if tensor.data_ptr() % 64 == 0 else tensor.clone() for part, tensor in tensors.items()}
     return Dataset(
         train_images=_channels_last(tensors["train_images"]),
@@ -229,8 +236,7 @@ def _prepare(name: str, source: Source, parent: Path) -> Path:
     remove_leftovers(parent)
     if (folder := _finished(name, source, parent)) is not None:
         return folder
-    arrays = source.load()
-    arrays.check(name)
+    arrays = _loaded(name, source)
     folder = parent / _folder_name(name, source)
     temporary = temporary_name(folder)
     try:
@@ -260,7 +266,8 @@ def _write_images(path: Path, images: np.ndarray, mean: tuple[float, ...], std: 
     with open(path, "wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
         for start in range(0, len(images), _CHUNK):
-            file.write(normalised(images[start : start + _CHUNK], mean, std).astype("<f4", copy=False).data)
+            chunk = normalised(images[start : start + _CHUNK], mean, std)
+            file.write(np.ascontiguousarray(chunk, "<f4").data)
 
 
 def _install(temporary: Path, folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from fedspec_dist.data.partitions import Samples, class_counts
 from fedspec_dist.data.prepared import Dataset, images_to, load
 from fedspec_dist.draws import keyed
 from fedspec_dist.models.network import Network
+from fedspec_dist.rounds.model_check import check_model
 
 log = logging.getLogger(__name__)
 
@@ -33,13 +34,15 @@ class Federation:
     dataset: Dataset
     clients: Sequence[np.ndarray]  # client -> positions in the training set
     proxy: tuple[Tensor, Tensor] | None = None  # images, labels: the server's own, taken out of the test set
+    # client -> its number among all clients that the data set has, where a partition takes some of those
+    ids: Sequence[int] | None = None
 
     def to(self, device: torch.device, image_format: torch.memory_format = torch.channels_last) -> Federation:
         """The same on a device."""
         proxy = self.proxy
         if proxy is not None:
             proxy = images_to(proxy[0], device, image_format), proxy[1].to(device)
-        return Federation(self.dataset.to(device, image_format), self.clients, proxy)
+        return replace(self, dataset=self.dataset.to(device, image_format), proxy=proxy)
 
     @property
     def population(self) -> list[int]:
@@ -69,43 +72,82 @@ def load_federation(config: Config, prepares: bool) -> Federation:
     data = config.data
     entry = methods.DATASETS[data.dataset.type]
     # An embedded data set needs no folder, and so no home directory, which containers may lack.
-    root = Path(data.root) if entry.load().embedded else expand_home("data.root", data.root)
+    root = Path(data.root) if getattr(entry.load(), "embedded", False) else expand_home("data.root", data.root)
     source = entry.build(root=root, download=data.download, seed=config.seed, **data.dataset.parameters())
     cpu = torch.device("cpu")
     with keyed(cpu, config.seed, "data"):
         dataset = load(data.dataset.type, source, root, prepares=prepares, embedded=source.embedded)
-    ids = dataset.train_clients
+    ids, labels = dataset.train_clients, dataset.train_labels.numpy()
     with keyed(cpu, config.seed, "partition"):
         clients = methods.PARTITIONS[data.partition.type].build(
-            Samples(dataset.train_labels.numpy(), None if ids is None else ids.numpy()),
+            Samples(labels, None if ids is None else ids.numpy()),
             data.partition.clients,
             seeding.generator(config.seed, "partition"),
             **data.partition.parameters(without=["clients"]),
         )
-    _check_partition(data.partition.type, clients, data.partition.clients, len(dataset.train_labels))
-    federation = _with_proxy(config, Federation(dataset, clients))
-    empty = len(clients) - len(federation.population)
-    if empty:
-        log.info("%d of %d clients have no data and never take part", empty, len(clients))
-    if config.cohort_size() > len(federation.population):
+    _check_partition(data.partition.type, clients, data.partition.clients, len(labels))
+    used = _ids_used(clients, ids.numpy()) if ids is not None and data.partition.type == "natural" else None
+    federation = _with_proxy(config, Federation(dataset, clients, ids=used))
+    _say_what_is_used(config, federation)
+    if config.cohort_size(len(clients)) > len(federation.population):
         raise ValueError(
-            f"clients_per_round: got {config.cohort_size()}, but only {len(federation.population)} of "
+            f"clients_per_round: got {config.cohort_size(len(clients))}, but only {len(federation.population)} of "
             f"{len(clients)} clients have data; allowed: at most {len(federation.population)}"
         )
     return federation
 
 
-def _check_partition(name: str, clients: Any, num_clients: int, num_samples: int) -> None:
+def _ids_used(clients: Sequence[np.ndarray], ids: np.ndarray) -> list[int] | None:
+    """Whose samples each client has, of data with clients of its own; None where all of those take part."""
+    used = [int(ids[samples[0]]) for samples in clients]
+    return used if len(used) < len(np.unique(ids)) else None
+
+
+def _say_what_is_used(config: Config, federation: Federation) -> None:
+    """On the log, what who looks at the result may not expect: clients, samples or classes that are not there."""
+    dataset, num_clients = federation.dataset, len(federation.clients)
+    empty = num_clients - len(federation.population)
+    if empty:
+        log.info("%d of %d clients have no data and never take part", empty, num_clients)
+    held, there = sum(map(len, federation.clients)), len(dataset.train_labels)
+    if federation.ids is not None:
+        log.warning(
+            "data.partition.clients: %d of the %d clients of the data set take part, with %d of its %d samples; "
+            "data.partition.clients=null takes all. Which they are, in the order of their ids: %s",
+            num_clients,
+            len(dataset.train_clients.unique()) if dataset.train_clients is not None else 0,
+            held,
+            there,
+            ", ".join(map(str, federation.ids[:20])) + (", ..." if num_clients > 20 else ""),
+        )
+    elif held < there:
+        log.info("%d of %d training samples belong to no client", there - held, there)
+    present = dataset.train_labels.unique()
+    if len(present) < dataset.num_classes:
+        remedy = "; data.renumber=true numbers those that do" if hasattr(config.data.dataset, "renumber") else ""
+        log.warning(
+            "%d of %d classes occur in the training samples (labels %d to %d)%s",
+            len(present),
+            dataset.num_classes,
+            int(present.min()),
+            int(present.max()),
+            remedy,
+        )
+
+
+def _check_partition(name: str, clients: Any, num_clients: int | None, num_samples: int) -> None:
     """Ours hold this by themselves; a plugin's may not."""
-    sound = len(clients) == num_clients and all(
+    clients = list(clients) if isinstance(clients, (list, tuple)) else []
+    num_clients = len(clients) if num_clients is None else num_clients
+    sound = 0 < len(clients) == num_clients and all(
         isinstance(c, np.ndarray) and c.ndim == 1 and np.issubdtype(c.dtype, np.integer) for c in clients
     )
-    together = np.concatenate(clients) if sound and num_clients else np.zeros(0, dtype=np.int64)
+    together = np.concatenate(clients) if sound else np.zeros(0, dtype=np.int64)
     inside = not len(together) or (together.min() >= 0 and together.max() < num_samples)
     if not sound or not inside or len(np.unique(together)) < len(together):
         raise ValueError(
-            f"data.partition: {name} did not give {num_clients} one-dimensional arrays of positions from 0 to "
-            f"{num_samples - 1}, none of them twice"
+            f"data.partition: {name} did not give {num_clients} one-dimensional arrays of positions from 0 "
+            f"to {num_samples - 1}, none of them twice"
         )
 
 
@@ -126,7 +168,7 @@ def _with_proxy(config: Config, federation: Federation) -> Federation:
         )
     dataset, *proxy = federation.dataset.hold_out(positions)
     log.info("%d of %d test samples are the server's own and not tested on", len(positions), len(labels))
-    return Federation(dataset, federation.clients, (proxy[0], proxy[1]))
+    return replace(federation, dataset=dataset, proxy=(proxy[0], proxy[1]))
 
 
 def proxy_share(phase: Phase) -> float:
@@ -159,4 +201,5 @@ def build_model(config: Config, dataset: Dataset) -> Network:
                     "projection head can be added; allowed: null"
                 )
             model.add_projection(config.model.projection)
+        check_model(config, model, dataset)
         return model

@@ -96,6 +96,9 @@ def train(job: Job, completed: int) -> int:
         stage.theta.copy_(theta)
         clock.lap("aggregate")
         completed += 1
+        del local  # whose rows, like the matrices, are as large as all updates together
+        if kept:
+            del rows, matrices
 
         # All ranks wait: the new model on each rank's blocks of the test set.
         scores: dict[str, float] = {}

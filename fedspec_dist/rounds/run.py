@@ -52,6 +52,8 @@ def execute(config: Config, runtime: Runtime, fresh: bool, console: Console) -> 
     log.debug("rank %d of %d on %s, %s", runtime.rank, runtime.num_ranks, runtime.environment.host, runtime.device)
 
     federation = load_federation(config, runtime.prepares_data)
+    if runtime.is_main and federation.ids is not None:
+        write_json(folder.path / "clients.json", {"ids": federation.ids})
     module = build_model(config, federation.dataset)
     federation = federation.to(runtime.device, image_format(runtime.device, config.runtime.precision))
     saved = load_newest(folder.checkpoints, config.fingerprint()) if runtime.is_main else None
@@ -164,7 +166,7 @@ def _describe(
         "%s: %d rounds of %d from %d clients; %s on %s %s, %d parameters; %d rank(s), %s",
         config.name,
         config.rounds,
-        config.cohort_size(),
+        config.cohort_size(len(federation.clients)),
         len(federation.population),
         config.model.type,
         config.data.dataset.type,

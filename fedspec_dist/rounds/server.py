@@ -12,13 +12,13 @@ from torch import Tensor
 from fedspec_dist import seeding
 from fedspec_dist.clients.algorithms.base import LocalAlgorithm
 from fedspec_dist.clients.sequential import Filter
-from fedspec_dist.cohort import Clients, Cohort, Proxy, Sketches
+from fedspec_dist.cohort import Clients, Cohort, Direction, Proxy, Sketches
 from fedspec_dist.distributed.collectives import Collectives, SingleProcess, bits_sum, checksum
 from fedspec_dist.distributed.columns import Columns
 from fedspec_dist.distributed.update_matrix import UpdateMatrix, assemble, exchange
 from fedspec_dist.draws import keyed, keyed_parts
 from fedspec_dist.parameters import ParameterLayout
-from fedspec_dist.server.protocols import Aggregator, ServerOptimizer, Weighting
+from fedspec_dist.server.protocols import Aggregator, ServerOptimizer, Weighting, Weights
 
 
 class NonFiniteModelError(ValueError):
@@ -156,8 +156,10 @@ class FederatedServer:
         if self._proxy is not None:
             cohort = replace(cohort, proxy=self._proxy(round_index, self._matrix_collectives))
         weights = methods.weighting.weigh(cohort, self._weighting_state)
+        _require_kind("server.weights", methods.weighting, "weigh", weights, Weights)
         cohort = replace(cohort, weights=weights.values)
         direction = methods.aggregator.direction(cohort)
+        _require_kind("server.aggregator", methods.aggregator, "direction", direction, Direction)
         step = direction.slice
         if methods.filter is not None:
             whole = cohort.slicing.whole(step)
@@ -267,6 +269,15 @@ class ColumnSlicing:
     def whole(self, vector_slice: Tensor) -> Tensor:
         """The vector `[P]`, on every rank, of which each gives its slice."""
         return assemble(vector_slice, self.columns, self.collectives)
+
+
+def _require_kind(key: str, method: object, function: str, result: object, kind: type) -> None:
+    """Ours hold this by themselves; a plugin's may not."""
+    if not isinstance(result, kind):
+        raise ValueError(
+            f"{key}: {function}() of {type(method).__name__} gave a {type(result).__name__}; allowed is a "
+            f"{kind.__module__}.{kind.__name__}"
+        )
 
 
 def _sketch_owners(facts: RoundFacts) -> list[list[int]]:

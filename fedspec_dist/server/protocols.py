@@ -28,7 +28,9 @@ class Aggregator(Protocol):
 
 
 class AnyLayers:
-    """What aggregators are that take any model."""
+    """What aggregators are that take any model, and ask for no more than updates unless they say so in `needs`."""
+
+    needs: ClassVar[frozenset[str]] = frozenset()
 
     def check(self, segments: Sequence[Segment]) -> None:
         """Nothing to say."""
