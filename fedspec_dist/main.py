@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import IO, cast
 
-from fedspec_dist.config import Config, ConfigError, load
+from fedspec_dist.config import Config, ConfigError, load, split_arguments
 from fedspec_dist.distributed.environment import LaunchError, is_first, read_environment
 
 EXIT_USAGE = 2
@@ -21,8 +21,7 @@ EXIT_USAGE = 2
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_intermixed_args(arguments)
     try:
-        path, overrides = _split(options.config)
-        config = load(path, overrides)
+        config = load(*split_arguments(options.config))
         if options.print_config:
             if is_first():
                 print(config.to_yaml(), end="")
@@ -90,13 +89,6 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"got {text!r}; allowed: a number from 1")
     return int(text)
-
-
-def _split(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    files = [argument for argument in arguments if "=" not in argument]
-    if len(files) > 1:
-        raise ConfigError(f"one config file, got {', '.join(files)}; an override is key=value")
-    return (files[0] if files else None), [argument for argument in arguments if "=" in argument]
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedspec_dist.config import ConfigError, load
+from fedspec_dist.config import ConfigError, load, split_arguments
 from launch.cluster import CLUSTERS
 from launch.follow import follow_and_report
 from launch.record import SubmissionFolder
@@ -30,7 +30,7 @@ _TEXTS = ("time", "partition", "account", "qos", "constraint", "exclude")
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_intermixed_args(arguments)
     try:
-        path, overrides = _split(options.config)
+        path, overrides = split_arguments(options.config)
         given = overrides_of(vars(options))
         config = load(path, [*overrides, *given])
         # A local run has a limit only when somebody asks for one: its restarts would gain nothing.
@@ -79,13 +79,6 @@ def describe(submission: Submission) -> str:
         f"follow       python -m launch.follow {folder}\n"
         f"cancel       python -m launch.cancel {folder}"
     )
-
-
-def _split(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    files = [word for word in words if "=" not in word]
-    if len(files) > 1:
-        raise ConfigError(f"one config file, got {', '.join(files)}; an override is key=value")
-    return (files[0] if files else None), [word for word in words if "=" in word]
 
 
 def _parser() -> argparse.ArgumentParser:
