@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from fedspec_dist.methods import FILTER_COMMON, LOCAL_ALGORITHMS
 from fedspec_dist.config_text import ConfigError
+from fedspec_dist.methods import FILTER_COMMON, LOCAL_ALGORITHMS
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,9 @@ class Idle:
 
 def _without_filter(key: str) -> Idle:
     idle_keys = tuple(f"{key}.{name}" for name in FILTER_COMMON)
-    return Idle(idle_keys, lambda phase: _at(phase, key).type == "none", f"{key} is none; leave it out, or name a filter")
+    return Idle(
+        idle_keys, lambda phase: _at(phase, key).type == "none", f"{key} is none; leave it out, or name a filter"
+    )
 
 
 def _with_schedule(key: str) -> Idle:

@@ -532,8 +532,8 @@ def _import_plugins(raw: dict[str, Any]) -> None:
             import_module(str(name))
         except (Exception, SystemExit) as error:
             raise ConfigError(
-                f"plugins: {shown(name)} could not be imported ({type(error).__name__}: {error}); allowed: modules that "
-                "python finds, in the folder from which the command is started or on PYTHONPATH",
+                f"plugins: {shown(name)} could not be imported ({type(error).__name__}: {error}); allowed: modules "
+                "that python finds, in the folder from which the command is started or on PYTHONPATH",
                 everywhere=False,
             ) from error
 

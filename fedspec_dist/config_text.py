@@ -62,9 +62,6 @@ class _Loader(yaml.SafeLoader):
     """YAML 1.1 with repairs: `1e-3` and `-.5` are numbers, `0123`, `1:30` and `2024-01-01` are words, and a key given
     twice is an error."""
 
-    # Dates, sets, bytes and the like, which a tag could still ask for, are no values of a config.
-    yaml_constructors = {tag: f for tag, f in yaml.SafeLoader.yaml_constructors.items() if tag in {None, *_KNOWN}}
-
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         super().flatten_mapping(node)
         if len(node.value) > _MAX_KEYS:  # merge keys of merge keys grow as aliases of aliases do
@@ -99,6 +96,8 @@ def _repair(kind: Any) -> None:
 
 
 _repair(_Loader)
+# Dates, sets, bytes and the like, which a tag could still ask for, are no values of a config.
+_Loader.yaml_constructors = {tag: f for tag, f in yaml.SafeLoader.yaml_constructors.items() if tag in {None, *_KNOWN}}
 _repair(_Dumper)
 
 

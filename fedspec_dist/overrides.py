@@ -76,8 +76,10 @@ def merge(base: dict[str, Any], changes: Mapping[str, Any], path: Path_ = (), ty
             value = named(value)
             if key in base:
                 base[key] = named(base[key])
-        old = base.get(key)
-        if isinstance(old, dict) and isinstance(value, Mapping):
+        if isinstance(value, Mapping):
+            old = base.setdefault(key, {})
+            if not isinstance(old, dict):
+                old = base[key] = {}
             if where in FAMILIES and "type" in value:
                 _drop_parameters(old, value["type"], FAMILIES[where], typed)
             merge(old, value, where, typed)
@@ -250,7 +252,9 @@ def refuse_overruled(raw: Mapping[str, Any], typed: Typed) -> None:
                 f"{shown(states[number][1])}; {also}{first}"
             )
         if not used:
-            raise ConfigError(f"{key}: got {shown(value)}, but no phase has a method with such a parameter; leave it out")
+            raise ConfigError(
+                f"{key}: got {shown(value)}, but no phase has a method with such a parameter; leave it out"
+            )
 
 
 _USED, _OVERRULED, _LACKING = "used", "overruled", "lacking"

@@ -84,7 +84,9 @@ def test_maths_neither_logs_nor_opens_files(path: Path) -> None:
     assert not [call.id for call in calls if isinstance(call, ast.Name) and call.id in ("open", "print")]
 
 
-@pytest.mark.parametrize("unit", ["config", "config_text", "overrides", "compatibility", "methods", "seeding", "tracking"])
+@pytest.mark.parametrize(
+    "unit", ["config", "config_text", "overrides", "compatibility", "methods", "seeding", "tracking"]
+)
 def test_what_a_login_node_needs_imports_no_torch(unit: str) -> None:
     for path in MODULES:
         if _unit(path) == unit and path.name != "tensorboard.py":
