@@ -33,7 +33,7 @@ from pydantic_core import PydanticCustomError
 
 from fedspec_dist import methods
 from fedspec_dist.compatibility import check_combinations, refuse_unused
-from fedspec_dist.config_text import ConfigError, dump, read, shown, split
+from fedspec_dist.config_text import ConfigError, dump, read, shortened, shown, split
 from fedspec_dist.methods import LATER, Count, CountOrZero, Family, Fraction, NotNegative, Patterns, Positive
 from fedspec_dist.overrides import (
     DATA_COMMON,
@@ -532,7 +532,7 @@ def _import_plugins(raw: dict[str, Any]) -> None:
             import_module(str(name))
         except (Exception, SystemExit) as error:
             raise ConfigError(
-                f"plugins: {shown(name)} could not be imported ({type(error).__name__}: {error}); allowed: modules "
+                f"plugins: {shown(name)} could not be imported ({type(error).__name__}: {shortened(str(error))}); allowed: modules "
                 "that python finds, in the folder from which the command is started or on PYTHONPATH",
                 everywhere=False,
             ) from error
@@ -548,6 +548,8 @@ def _explain(item: Any, raw: dict[str, Any]) -> str:
     key, kind, context = _dotted(item["loc"]), item["type"], item.get("ctx", {})
     if kind == "extra_forbidden":
         return f"{key}: unknown key{_suggest(key.split('.')[-1], _allowed(item['loc'], raw))}"
+    if kind == "model_type":
+        return f"{key}: got {shown(item['input'])}; must be a mapping of keys to values"
     if kind == "missing":
         return f"{key}: must be given"
     if kind == "choice_unknown":

@@ -16,7 +16,7 @@ import yaml
 _MAX_MESSAGE = 1900
 _MAX_SHOWN = 160
 _MAX_CHARACTERS = 100_000
-_MAX_ENTRIES = 50_000
+_MAX_ENTRIES = 10_000
 _MAX_KEYS = 2_000
 _MAX_DEPTH = 24
 _MAX_WHOLE = 10**300  # a float takes it
@@ -48,6 +48,11 @@ def shown(value: Any) -> str:
         text = str(value) if isinstance(value, Path) else repr(value)
     except (ValueError, RecursionError):  # a whole number of thousands of digits
         text = f"a value of type {type(value).__name__} that is too long to be shown"
+    return shortened(text)
+
+
+def shortened(text: str) -> str:
+    """Words of others, as they stand in a message."""
     return _cut(text, _MAX_SHOWN)
 
 
@@ -61,6 +66,18 @@ _KNOWN = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float
 class _Loader(yaml.SafeLoader):
     """YAML 1.1 with repairs: `1e-3` and `-.5` are numbers, `0123`, `1:30` and `2024-01-01` are words, and a key given
     twice is an error."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth = self._entries = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._depth += 1
+        self._entries += 1
+        _check_amount(self._entries, self._depth)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         super().flatten_mapping(node)
@@ -167,14 +184,16 @@ def _load(text: str) -> Any:
         content = yaml.load(text, _Loader)
     except (yaml.YAMLError, ConfigError):
         raise
-    except RecursionError:
-        raise ConfigError(_TOO_DEEP) from None
     except Exception as error:  # whatever a constructor makes of `!!int ''` and its like
         raise yaml.YAMLError(f"{type(error).__name__}: {error}") from None
     return _Copy().of(content)
 
 
-_TOO_DEEP = f"got lists or mappings nested too deep; allowed: {_MAX_DEPTH} levels"
+def _check_amount(entries: int, depth: int) -> None:
+    if entries > _MAX_ENTRIES:
+        raise ConfigError(f"got more than {_MAX_ENTRIES:,} entries, aliases counted as what they stand for")
+    if depth > _MAX_DEPTH:
+        raise ConfigError(f"got lists or mappings nested too deep; allowed: {_MAX_DEPTH} levels")
 
 
 class _Copy:
@@ -183,12 +202,9 @@ class _Copy:
     def __init__(self) -> None:
         self._entries = 0
 
-    def of(self, value: Any, depth: int = 0) -> Any:
+    def of(self, value: Any, depth: int = 1) -> Any:
         self._entries += 1
-        if self._entries > _MAX_ENTRIES:
-            raise ConfigError(f"got more than {_MAX_ENTRIES:,} entries, aliases counted as what they stand for")
-        if depth > _MAX_DEPTH:
-            raise ConfigError(_TOO_DEEP)
+        _check_amount(self._entries, depth)
         if isinstance(value, dict):
             return {self.of(key, depth): self.of(item, depth + 1) for key, item in value.items()}
         if isinstance(value, list):

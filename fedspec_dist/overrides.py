@@ -78,6 +78,8 @@ def merge(base: dict[str, Any], changes: Mapping[str, Any], path: Path_ = (), ty
                 base[key] = named(base[key])
         if isinstance(value, Mapping):
             old = base.setdefault(key, {})
+            if not isinstance(old, dict) and typed:
+                raise ConfigError(f"{'.'.join(where)}: got {shown(old)}, and keys below it; give one of them")
             if not isinstance(old, dict):
                 old = base[key] = {}
             if where in FAMILIES and "type" in value:
