@@ -531,9 +531,10 @@ def _import_plugins(raw: dict[str, Any]) -> None:
         try:
             import_module(str(name))
         except (Exception, SystemExit) as error:
+            reason = f"{type(error).__name__}: {shortened(str(error))}"
             raise ConfigError(
-                f"plugins: {shown(name)} could not be imported ({type(error).__name__}: {shortened(str(error))}); allowed: modules "
-                "that python finds, in the folder from which the command is started or on PYTHONPATH",
+                f"plugins: {shown(name)} could not be imported ({reason}); allowed: modules that python finds, in "
+                "the folder from which the command is started or on PYTHONPATH",
                 everywhere=False,
             ) from error
 

@@ -19,7 +19,10 @@ EXIT_USAGE = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_intermixed_args(arguments)
+    parser = _parser()
+    options = parser.parse_intermixed_args(arguments)
+    if problem := _idle_option(options):
+        parser.error(problem)
     try:
         config = load(*split_arguments(options.config))
         if options.print_config:
@@ -83,6 +86,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--fresh", action="store_true", help="start over instead of resuming")
     return parser
+
+
+def _idle_option(options: argparse.Namespace) -> str | None:
+    """What was asked for and would not be heeded."""
+    if options.ranks is not None and not options.plan:
+        return "--ranks: is for --plan alone; a run has the ranks that its launcher starts: torchrun --nproc_per_node N"
+    if options.plan and options.print_config:
+        return "--print-config, --plan: give one of them"
+    if options.fresh and (options.plan or options.print_config):
+        return "--fresh: with --plan and --print-config nothing runs that could start over; leave it out"
+    if options.debug and options.print_config:
+        return "--debug: with --print-config nothing runs; leave it out"
+    return None
 
 
 def _count(text: str) -> int:
