@@ -219,7 +219,7 @@ def check_combinations(config: Any) -> None:
         ConfigError: the first setting that does not go with the others.
     """
     population = config.data.partition.clients
-    if config.cohort_size() > population:
+    if population is not None and config.cohort_size() > population:
         raise ConfigError(
             f"clients_per_round: got {config.clients_per_round}, but data.partition.clients is {population}; "
             f"allowed: at most {population}"

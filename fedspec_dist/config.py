@@ -386,16 +386,19 @@ class Config(Section):
         sections = {key: getattr(self, key) for key in PHASE_SECTIONS}
         return [Phase.model_construct(rounds=self.rounds, **sections)]
 
-    def cohort_size(self) -> int:
-        """Clients per round as a count; a share is of all clients, rounded down, at least one."""
+    def cohort_size(self, num_clients: int | None = None) -> int:
+        """Clients per round as a count; a share is of all clients, rounded down, at least one.
+
+        How many clients there are, only the data may say (`data.partition.clients: null`).
+        """
         if isinstance(self.clients_per_round, int):
             return self.clients_per_round
-        return max(1, int(self.clients_per_round * self.data.partition.clients + 1e-9))
+        return max(1, int(self.clients_per_round * (self.data.partition.clients or num_clients or 0) + 1e-9))
 
-    def mean_cohort(self) -> float:
+    def mean_cohort(self, num_clients: int | None = None) -> float:
         """Clients per round on average, for sampling that leaves their number to chance."""
         share = self.clients_per_round
-        return float(share if isinstance(share, int) else share * self.data.partition.clients)
+        return float(share if isinstance(share, int) else share * (self.data.partition.clients or num_clients or 0))
 
     def to_dict(self) -> dict[str, Any]:
         """The resolved config in the form in which a file states it."""

@@ -137,15 +137,25 @@ def read(path: Path) -> dict[str, Any]:
     except ValueError as error:  # bytes that are no text; a path with a NUL
         raise ConfigError(f"{shown(path)}: cannot be read as a config: {shown(error)}") from None
     try:
-        content = _load(text)
+        return parse(text)
     except ConfigError as error:
         raise ConfigError(f"{shown(path)}: {error}") from None
+
+
+def parse(text: str) -> dict[str, Any]:
+    """The mapping that a text of YAML stands for.
+
+    Raises:
+        ConfigError: as `read`.
+    """
+    try:
+        content = _load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{shown(path)}: not valid YAML: {_cut(str(error), 600)}") from None
+        raise ConfigError(f"not valid YAML: {_cut(str(error), 600)}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise ConfigError(f"{shown(path)}: a config is a mapping of keys to values, got {type(content).__name__}")
+        raise ConfigError(f"a config is a mapping of keys to values, got {type(content).__name__}")
     return content
 
 
@@ -166,7 +176,7 @@ def split(override: str) -> tuple[str, Any]:
     try:
         return key, _load(text)
     except ConfigError as error:
-        raise ConfigError(f"{key}: got {shown(text)}; {error}") from None
+        raise ConfigError(f"{key}: {error}") from None
     except yaml.YAMLError:
         raise ConfigError(f"{key}: {shown(text)} is not a YAML value") from None
 
@@ -210,7 +220,7 @@ class _Copy:
         if isinstance(value, list):
             return [self.of(item, depth + 1) for item in value]
         if isinstance(value, str) and (problem := _problem_of(value)):
-            raise ConfigError(f"{shown(value)}: allowed in a text: {problem}")
+            raise ConfigError(f"got {shown(value)}; allowed: {problem}")
         if type(value) is int and abs(value) >= _MAX_WHOLE:
             raise ConfigError("got a whole number that is too long; allowed: up to 300 digits")
         return value
@@ -219,7 +229,7 @@ class _Copy:
 def _problem_of(text: str) -> str:
     """What is allowed, where a text has something else: paths, consoles and job scripts end at such characters."""
     odd = any(unicodedata.category(sign) in ("Cc", "Cs") for sign in text)
-    return "one line, without control characters and lone surrogates" if odd else ""
+    return "one line of text, without control characters and lone surrogates" if odd else ""
 
 
 def shown_key(key: str) -> str:

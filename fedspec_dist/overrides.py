@@ -78,8 +78,6 @@ def merge(base: dict[str, Any], changes: Mapping[str, Any], path: Path_ = (), ty
                 base[key] = named(base[key])
         if isinstance(value, Mapping):
             old = base.setdefault(key, {})
-            if not isinstance(old, dict) and typed:
-                raise ConfigError(f"{'.'.join(where)}: got {shown(old)}, and keys below it; give one of them")
             if not isinstance(old, dict):
                 old = base[key] = {}
             if where in FAMILIES and "type" in value:
@@ -118,6 +116,7 @@ class Typed:
             parts = tuple(dotted.split("."))
             depth = next((depth for depth, part in enumerate(parts) if depth and _is_place(part)), None)
             if depth is None:
+                self._refuse_keys_below_a_value(parts)
                 merge(self.tree, uniform(_nest(parts, value)), typed=True)
             elif depth == len(parts) - 1:
                 self.places[parts] = value
@@ -126,6 +125,12 @@ class Typed:
                 if not isinstance(entry, dict):
                     entry = self.places[parts[: depth + 1]] = named(entry)
                 merge(entry, _nest(parts[depth + 1 :], value), typed=True)
+
+    def _refuse_keys_below_a_value(self, parts: Path_) -> None:
+        for depth in range(1, len(parts)):
+            above = named(find(self.tree, parts[:depth]))
+            if above is not None and not isinstance(above, dict):
+                raise ConfigError(f"{'.'.join(parts[:depth])}: got {shown(above)}, and keys below it; give one of them")
 
     def lay_over(self, raw: dict[str, Any]) -> None:
         merge(raw, self.tree)
