@@ -23,6 +23,7 @@ import functools
 import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,8 +51,8 @@ def _override(text: str) -> str:
 
 
 def _each_once(values: list[Any]) -> list[Any]:
-    shown = [json.dumps(value, sort_keys=True) for value in values]
-    if twice := [text for text in shown if shown.count(text) > 1]:
+    counts = Counter(json.dumps(value, sort_keys=True) for value in values)
+    if twice := [text for text, count in counts.items() if count > 1]:
         raise ValueError(f"{twice[0]} is given twice")
     return values
 
