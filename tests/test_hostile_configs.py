@@ -21,12 +21,11 @@ ROOT = Path(__file__).parents[1]
 DIGITS = "9" * 5000
 LEVELS = [chr(ord("a") + depth) for depth in range(9)]
 ALIASES = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
-    f"{name}: &{name} [{','.join([f'*{below}'] * 10)}]\n" for below, name in zip(LEVELS, LEVELS[1:], strict=False)
+    f"{name}: &{name} [{','.join([f'*{below}'] * 10)}]\n" for below, name in itertools.pairwise(LEVELS)
 )
 # A merge key takes the keys of all that it lists, before anything sees that they are the same.
 MERGES = "a: &a {x: 1, y: 2}\n" + "".join(
-    f"{name}: &{name} {{<<: [{','.join([f'*{below}'] * 10)}]}}\n"
-    for below, name in zip(LEVELS, LEVELS[1:], strict=False)
+    f"{name}: &{name} {{<<: [{','.join([f'*{below}'] * 10)}]}}\n" for below, name in itertools.pairwise(LEVELS)
 )
 
 # What is typed, and how the message begins.
