@@ -20,7 +20,7 @@ class Rule:
     reason: str
 
 
-# Local methods whose update is a sum of gradient steps, possibly pulled to the anchor: what FedNova normalises.
+# Local methods whose server adds the mean over all clients of what they have drifted so far.
 _STATEFUL_MEANS = {"feddyn", "feddc"}
 _LEARNED_WEIGHTS = {"feddisco", "fedawa", "fedlaw"}
 _WITH_MEMORY = {"momentum", "adagrad", "adam", "yogi"}
