@@ -112,6 +112,7 @@ class Typed:
     def __init__(self, pairs: Sequence[tuple[str, Any]]) -> None:
         self.tree: dict[str, Any] = {}
         self.places: dict[Path_, Any] = {}  # path to a place -> what is laid over the entry there
+        self._whole: set[Path_] = set()  # those at which the whole entry was typed
         for dotted, value in pairs:
             parts = tuple(dotted.split("."))
             depth = next((depth for depth, part in enumerate(parts) if depth and _is_place(part)), None)
@@ -120,6 +121,7 @@ class Typed:
                 merge(self.tree, uniform(_nest(parts, value)), typed=True)
             elif depth == len(parts) - 1:
                 self.places[parts] = value
+                self._whole.add(parts)
             else:
                 entry = self.places.setdefault(parts[: depth + 1], {})
                 if not isinstance(entry, dict):
@@ -143,8 +145,8 @@ class Typed:
         if not isinstance(items, list) or place >= len(items):
             size = len(items) if isinstance(items, list) else "no"
             raise ConfigError(f"{'.'.join((*parts, *next(leaves(value), ())))}: {where} has {size} entries")
-        if not isinstance(value, dict):
-            items[place] = value
+        if parts in self._whole:
+            items[place] = deepcopy(value)
             return
         items[place] = named(items[place])
         if not isinstance(items[place], dict):

@@ -283,6 +283,14 @@ def test_a_place_in_a_list_that_is_typed_too() -> None:
         assert (crop.type, crop.padding) == ("crop", 2)
 
 
+def test_a_whole_entry_that_is_typed_takes_the_place_of_the_files(tmp_path: Path) -> None:
+    path = tmp_path / "base.yaml"
+    path.write_text(FIPA_LAST)
+    config = load(path, ["phases.1={rounds: 4}", "phases.1.local.epochs=2"])
+    assert (config.rounds, config.phases[1].local.lr, config.phases[1].local.epochs) == (7, 0.05, 2)
+    assert config.phases[1].server.aggregator.type == "fedavg"
+
+
 @pytest.mark.parametrize(
     ("typed", "size", "mean"), [("1", 1, 1.0), ("1.0", 20, 20.0), ("0.1", 2, 2.0), ("0.5", 10, 10.0), ("20", 20, 20.0)]
 )
