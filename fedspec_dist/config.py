@@ -220,8 +220,8 @@ class Data(Section):
 class Range(Section):
     """A whole number drawn uniformly for each client and round, both ends included."""
 
-    min: Count
-    max: Count
+    min: Annotated[int, Field(ge=1, le=methods.MAX_AMOUNT)]
+    max: Annotated[int, Field(ge=1, le=methods.MAX_AMOUNT)]
 
     @model_validator(mode="after")
     def _ordered(self) -> Range:
@@ -233,8 +233,8 @@ class Range(Section):
 def _amount(value: Any) -> Any:
     if isinstance(value, dict):
         return Range.model_validate(value)
-    if type(value) is not int or not 1 <= value <= methods.MAX_COUNT:
-        raise ValueError("must be a whole number from 1, or {min: ..., max: ...}")
+    if type(value) is not int or not 1 <= value <= methods.MAX_AMOUNT:
+        raise ValueError(f"must be a whole number from 1 to {methods.MAX_AMOUNT}, or {{min: ..., max: ...}}")
     return value
 
 

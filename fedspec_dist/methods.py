@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 # Bounds that every machine's are below, so that a slip of the keyboard is told before memory is asked for.
 MAX_COUNT = 2**31 - 1
+MAX_AMOUNT = 10**5  # of a client's epochs or steps in a round, whose batches are drawn together
 _MAX_CLIENTS = 10**7
 _MAX_SAMPLES = 10**8
 _MAX_WIDTH = 10**6

@@ -40,14 +40,14 @@ OTHER: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _keys(section: dict[str, Any], prefix: str = "") -> list[str]:
+def keys_of(section: dict[str, Any], prefix: str = "") -> list[str]:
     nested = {key: value for key, value in section.items() if isinstance(value, dict) and value}
     return [f"{prefix}{key}" for key in section if key not in nested] + [
-        dotted for key, value in nested.items() for dotted in _keys(value, f"{prefix}{key}.")
+        dotted for key, value in nested.items() for dotted in keys_of(value, f"{prefix}{key}.")
     ]
 
 
-@pytest.mark.parametrize("key", _keys(DEFAULTS))
+@pytest.mark.parametrize("key", keys_of(DEFAULTS))
 def test_a_key_decides_or_is_listed_as_one_that_does_not(key: str) -> None:
     other = load(None, [f"{key}={OTHER[key]}"])
     assert other != load()
@@ -56,7 +56,7 @@ def test_a_key_decides_or_is_listed_as_one_that_does_not(key: str) -> None:
 
 
 def test_every_key_that_the_page_lists_is_one() -> None:
-    keys = set(_keys(DEFAULTS))
+    keys = set(keys_of(DEFAULTS))
     assert keys | {key.split(".")[0] for key in keys} >= LISTED
     assert len(LISTED) > 15
 

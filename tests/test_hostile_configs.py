@@ -15,7 +15,10 @@ import pytest
 
 import fedspec_dist.doctor
 import fedspec_dist.main
+from fedspec_dist.config import DEFAULTS, ConfigError, load
+from fedspec_dist.methods import FAMILIES
 from launch import status, submit, sweep, templates
+from tests.test_fingerprint import keys_of
 
 ROOT = Path(__file__).parents[1]
 DIGITS = "9" * 5000
@@ -73,6 +76,7 @@ TYPED = {
     "rounds": ("rounds=1000000000000", "rounds: got 1000000000000"),
     "clients": ("data.partition.clients=1000000000000", "data.partition.clients: got 1000000000000"),
     "a cohort": ("clients_per_round=1000000000000", "clients_per_round: got 1000000000000"),
+    "epochs": ("local.epochs=2147483647", "local.epochs: got 2147483647; must be a whole number from 1 to 100000"),
     "steps": ("local.steps={min: 1, max: 10000000000000}", "local.steps.max: got 10000000000000"),
     "a seed": (f"seed={2**63}", f"seed: got {2**63}"),
     "a time": (f"cluster.time={DIGITS}h", "cluster.time: got '999"),
@@ -238,3 +242,26 @@ def test_an_absurd_sweep_is_one_short_message(
     assert sweep.main([str(path), "--dry-run"]) == 2
     assert time.process_time() - started < 2
     assert message in _one_message(capsys.readouterr().err)
+
+
+KEYS = [(key, []) for key in keys_of(DEFAULTS)] + [
+    (f"data.{parameter}" if family == "data.dataset" else f"{family}.{parameter}", [f"{family}={name}"])
+    for family, row in FAMILIES.items()
+    for name in row.table
+    for parameter in row.parameters(name)
+]
+
+
+@pytest.mark.parametrize("value", ["null", "[{a: 1}]", "{type: 5}", "{min: 2, max: 1}", DIGITS[:25], "1e-45", ".inf"])
+def test_any_key_takes_an_odd_value_or_refuses_it_in_words(value: str) -> None:
+    messages = {}
+    for key, names in KEYS:
+        try:
+            config = load(None, [*names, f"{key}={value}"])
+        except ConfigError as error:
+            messages[key] = str(error)
+        else:
+            assert len(config.fingerprint()) == 8
+            assert config.to_yaml()
+    assert messages
+    assert max(map(len, messages.values())) < 2000
