@@ -30,7 +30,7 @@ OTHER: dict[str, Any] = {
     "tracking.tensorboard": "true",
     "runtime.device": "cpu", "runtime.backend": "gloo", "runtime.aggregation": "gather",
     "runtime.executor": "sequential", "runtime.threads_per_rank": 2, "runtime.deterministic": "true",
-    "runtime.timeout_s": 7,
+    "runtime.timeout_s": 7, "runtime.precision": "tf32",
     "runtime.on_nonfinite": "skip", "runtime.sketch_memory_mb": 9, "runtime.interface": "ib0",
     "cluster.nodes": 2, "cluster.gpus_per_node": 1, "cluster.ranks_per_node": 2, "cluster.cpus_per_rank": 2,
     "cluster.mem_gb": 3, "cluster.time": "2h", "cluster.partition": "gpu", "cluster.account": "me",
