@@ -19,17 +19,19 @@ import logging
 from collections.abc import Sequence
 from typing import IO, cast
 
-from fedspec_dist.config import Config, ConfigError, load
+from fedspec_dist.config import Config, ConfigError, load, split_arguments
 from fedspec_dist.distributed.environment import LaunchError, is_first, read_environment
 
 EXIT_USAGE = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_intermixed_args(arguments)
+    parser = _parser()
+    options = parser.parse_intermixed_args(arguments)
+    if problem := _idle_option(options):
+        parser.error(problem)
     try:
-        path, overrides = _split(options.config)
-        config = load(path, overrides)
+        config = load(*split_arguments(options.config))
         if options.print_config:
             if is_first():
                 print(config.to_yaml(), end="")
@@ -93,17 +95,23 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _idle_option(options: argparse.Namespace) -> str | None:
+    """What was asked for and would not be heeded."""
+    if options.ranks is not None and not options.plan:
+        return "--ranks: is for --plan alone; a run has the ranks that its launcher starts: torchrun --nproc_per_node N"
+    if options.plan and options.print_config:
+        return "--print-config, --plan: give one of them"
+    if options.fresh and (options.plan or options.print_config):
+        return "--fresh: with --plan and --print-config nothing runs that could start over; leave it out"
+    if options.debug and options.print_config:
+        return "--debug: with --print-config nothing runs; leave it out"
+    return None
+
+
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"got {text!r}; allowed: a number from 1")
     return int(text)
-
-
-def _split(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    files = [argument for argument in arguments if "=" not in argument]
-    if len(files) > 1:
-        raise ConfigError(f"one config file, got {', '.join(files)}; an override is key=value")
-    return (files[0] if files else None), [argument for argument in arguments if "=" in argument]
 
 
 if __name__ == "__main__":

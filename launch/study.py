@@ -98,10 +98,10 @@ class Study:
 
 
 def _changes_meaning(key: str, value: object, first: Sequence[object]) -> bool:
-    """`clients_per_round` is a share below 1 and a count from 1: an axis of the one does not grow into the other."""
+    """`clients_per_round` is a count as a whole number, else a share: an axis of the one grows into no other."""
     if key.rpartition(".")[2] != "clients_per_round" or not isinstance(value, (int, float)):
         return False
-    return any(isinstance(other, (int, float)) and (value < 1) != (other < 1) for other in first)
+    return any(isinstance(other, (int, float)) and type(value) is not type(other) for other in first)
 
 
 def unique(runs: Iterable[Run]) -> list[Run]:

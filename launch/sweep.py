@@ -33,6 +33,7 @@ EXIT_USAGE = 2
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_intermixed_args(arguments)
     try:
+        _refuse_idle(options)
         return _run(Study(load_sweep(options.sweep, options.overrides), Outcomes()), options)
     except OSError as error:
         where = f"{error.filename}: {error.strerror}" if error.filename else str(error)
@@ -43,12 +44,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_USAGE if isinstance(error, ConfigError) else 1
 
 
-def _run(study: Study, options: argparse.Namespace) -> int:
+def _refuse_idle(options: argparse.Namespace) -> None:
+    """Raises:
+    ConfigError: an option that would not be heeded.
+    """
+    shows = options.dry_run or options.status or options.collect is not None
+    if options.wait and (shows or options.cluster != "slurm"):
+        raise ConfigError("--wait: is for --cluster slurm and runs that are submitted; here the sweep waits by itself")
+    if (options.ranks or options.max_ranks) and (options.status or options.collect is not None):
+        raise ConfigError("--ranks, --max-ranks: have no effect with --status and --collect; leave them out")
     if options.cluster == "slurm" and (options.ranks or options.max_ranks):
         raise ConfigError(
             "--ranks, --max-ranks: are for --cluster local; for SLURM give cluster.ranks_per_node=N or "
             "cluster.gpus_per_node=N, and cluster.array_parallelism=N for the runs at once"
         )
+
+
+def _run(study: Study, options: argparse.Namespace) -> int:
     if options.dry_run:
         _show_plan(study, options)
     elif options.status:

@@ -21,9 +21,10 @@ BASE = {
 ALLOWED: dict[str, set[str]] = {
     "own_methods": set(),
     "methods": {"own_methods"},
-    "overrides": {"methods"},
-    "compatibility": {"methods", "overrides"},
-    "config": {"methods", "overrides", "compatibility"},
+    "config_text": set(),
+    "overrides": {"methods", "config_text"},
+    "compatibility": {"methods", "config_text"},
+    "config": {"methods", "config_text", "overrides", "compatibility"},
     "seeding": set(),
     "draws": {"seeding"},
     "parameters": set(),
@@ -87,7 +88,7 @@ def test_maths_neither_logs_nor_opens_files(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "unit", ["config", "overrides", "compatibility", "methods", "own_methods", "seeding", "tracking"]
+    "unit", ["config", "config_text", "overrides", "compatibility", "methods", "own_methods", "seeding", "tracking"]
 )
 def test_what_a_login_node_needs_imports_no_torch(unit: str) -> None:
     for path in MODULES:

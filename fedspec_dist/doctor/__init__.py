@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import IO, cast
 
-from fedspec_dist.config import Config, ConfigError, load
+from fedspec_dist.config import Config, ConfigError, load, split_arguments
 from fedspec_dist.distributed.environment import LaunchError, is_first, read_environment
 
 EXIT_UNHEALTHY, EXIT_USAGE = 1, 2
@@ -24,12 +24,8 @@ _PATIENCE_S = 60.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    files = [argument for argument in options.config if "=" not in argument]
-    overrides = [argument for argument in options.config if "=" in argument]
     try:
-        if len(files) > 1:
-            raise ConfigError(f"one config file, got {', '.join(files)}; an override is key=value")
-        config = load(files[0] if files else None, overrides)
+        config = load(*split_arguments(options.config))
         config.run_folder()
     except ConfigError as error:
         if is_first():

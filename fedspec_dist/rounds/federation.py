@@ -191,6 +191,8 @@ def balanced_subset(labels: np.ndarray, per_class: int, rng: np.random.Generator
 def build_model(config: Config, dataset: Dataset) -> Network:
     """The model with the initial parameters of the config's seed, on the CPU; the global generators are left alone."""
     with keyed(torch.device("cpu"), config.seed, "model"):
+        _refuse_too_large(config, dataset)
+    with keyed(torch.device("cpu"), config.seed, "model"):
         model: Network = methods.MODELS[config.model.type].build(
             dataset.input_shape, dataset.num_classes, **config.model.parameters(without=methods.MODEL_COMMON)
         )
@@ -203,3 +205,23 @@ def build_model(config: Config, dataset: Dataset) -> Network:
             model.add_projection(config.model.projection)
         check_model(config, model, dataset)
         return model
+
+
+def _refuse_too_large(config: Config, dataset: Dataset) -> None:
+    """Before any memory is asked for: the model is made once without storage, where it can be.
+
+    Raises:
+        ValueError: it has more parameters than a vector of them can have.
+    """
+    parameters = config.model.parameters(without=methods.MODEL_COMMON)
+    try:
+        with torch.device("meta"):
+            model = methods.MODELS[config.model.type].build(dataset.input_shape, dataset.num_classes, **parameters)
+        num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    except Exception:  # a plugin's may not be made so; what is wrong with any is told when it is made in earnest
+        return
+    if num_parameters > methods.MAX_PARAMETERS:
+        raise ValueError(
+            f"model: {config.model.type} would have {num_parameters:,} parameters for images of shape "
+            f"{list(dataset.input_shape)}; allowed: at most {methods.MAX_PARAMETERS:,}"
+        )
