@@ -14,11 +14,13 @@ from typing import IO, cast
 
 from fedspec_dist.config import Config, ConfigError, load
 from fedspec_dist.distributed.environment import LaunchError, is_first, read_environment
+from fedspec_dist.tracking.streams import Output, open_standard_streams
 
 EXIT_USAGE = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    open_standard_streams()
     options = _parser().parse_intermixed_args(arguments)
     try:
         path, overrides = _split(options.config)
@@ -41,7 +43,6 @@ def _run(config: Config, options: argparse.Namespace) -> int:
     from fedspec_dist.distributed import runtime
     from fedspec_dist.rounds.plan import print_plan
     from fedspec_dist.rounds.run import execute
-    from fedspec_dist.tracking.console import Output
     from fedspec_dist.tracking.run_folder import log_to_console
 
     log_to_console(rank=0, num_ranks=1)
@@ -56,7 +57,7 @@ def _run(config: Config, options: argparse.Namespace) -> int:
         return runtime.run(
             config.runtime,
             environment,
-            lambda job: execute(config, job, options.fresh, console),
+            lambda job: execute(config, job, options.fresh, console, options.accept_changes),
             options.debug,
             config.run_folder(),
         )
@@ -83,6 +84,11 @@ def _parser() -> argparse.ArgumentParser:
         help="one process: breakpoints work; autograd's anomaly checks, full log and tracebacks",
     )
     parser.add_argument("--fresh", action="store_true", help="start over instead of resuming")
+    parser.add_argument(
+        "--accept-changes",
+        action="store_true",
+        help="go on although the data, a plugin or this package changed since; environment.json says so",
+    )
     return parser
 
 

@@ -44,8 +44,8 @@ def _examine(config: Config) -> int:
 
     from fedspec_dist.distributed import runtime
     from fedspec_dist.doctor.examination import examine
-    from fedspec_dist.tracking.console import Output
     from fedspec_dist.tracking.run_folder import log_to_console
+    from fedspec_dist.tracking.streams import Output
 
     log_to_console(rank=0, num_ranks=1)
     try:

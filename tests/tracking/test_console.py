@@ -12,7 +12,8 @@ from typing import IO, cast
 import pytest
 from rich.console import Console
 
-from fedspec_dist.tracking.console import ConsoleTracker, Output, print_summary
+from fedspec_dist.tracking.console import ConsoleTracker, print_summary
+from fedspec_dist.tracking.streams import Output
 
 RECORD = {"round": 3, "test_accuracy": 0.5, "test_loss": 1.25, "train_loss": None}
 
