@@ -96,7 +96,7 @@ def _edit(path: Path, **changes: object) -> None:
         (lambda folder: (folder / "state.json").write_text(""), "passed over"),
         (lambda folder: (folder / "state.json").write_text("[1]"), "passed over"),
         (lambda folder: (folder / "state.json").write_bytes(b"\xff\xfe"), "passed over"),
-        (lambda folder: _edit(folder / "state.json", format=99), "format 99, this version reads 2"),
+        (lambda folder: _edit(folder / "state.json", format=99), "format 99, this version reads 3"),
         (lambda folder: _edit(folder / "state.json", config="ffffffff"), "belongs to config ffffffff, not 0123abcd"),
         (lambda folder: _edit(folder / "state.json", round=3), "is of round 3"),
         (lambda folder: _edit(folder / "state.json", round="ten"), "passed over"),
