@@ -60,12 +60,31 @@ class Outcome:
 
 
 class Outcomes:
-    """Outcomes of runs; those that are complete are read once."""
+    """Outcomes of runs; those that are complete are read once. With `fresh`, runs begin with `start_over`."""
 
-    def __init__(self) -> None:
+    def __init__(self, fresh: bool = False) -> None:
         self._complete: dict[Path, Outcome] = {}
+        self._fresh = fresh
+        self._begun: set[Path] = set()
+
+    def start_over(self, run: Run) -> None:
+        """Empty the folder of a run before its first start, if that is wanted.
+
+        Raises:
+            ValueError: another process is at work in it, or it cannot be written.
+        """
+        from fedspec_dist.tracking.run_folder import RunFolder
+
+        if self._fresh and run.folder not in self._begun:
+            if run.folder.exists():
+                folder = RunFolder(run.folder)
+                folder.open(fresh=True)
+                folder.close()
+            self._begun.add(run.folder)
 
     def __call__(self, run: Run) -> Outcome:
+        if self._fresh and run.folder not in self._begun:
+            return Outcome(PENDING)
         if run.folder not in self._complete:
             outcome = read_outcome(run.folder, skips=run.config.runtime.on_nonfinite == "skip")
             if not outcome.complete:
