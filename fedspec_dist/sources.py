@@ -78,6 +78,8 @@ def _content(path: Path) -> bytes:
 def _sources(module: str) -> dict[Path, Path]:
     """Where each source would lie below an entry of `sys.path` -> where it lies."""
     found: dict[Path, Path] = {}
+    if _find(module) is None:
+        return found
     top, entry = module.partition(".")[0], _entry(module)
     side_by_side = entry is not None and not _is_shared(entry)
     todo, seen = [module], set()

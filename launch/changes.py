@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -31,15 +32,20 @@ class Changes:
         from fedspec_dist.tracking.run_folder import RunFolder
 
         refused: list[tuple[Path, ChangedError]] = []
+        accepted: list[tuple[Path, str]] = []
         for config in configs:
             folder = config.run_folder()
             if folder in self._seen:
                 continue
             self._seen.add(folder)
             try:
-                settle(RunFolder(folder), partial(identity_of, config), self._accept)
+                if changed := settle(RunFolder(folder), partial(identity_of, config), self._accept):
+                    accepted.append((folder, "; ".join(changed)))
             except ChangedError as error:
                 refused.append((folder, error))
+        if accepted:
+            more = f" ({len(accepted)} runs like this)" if accepted[1:] else ""
+            print(f"{accepted[0][0]}: taken although this changed: {accepted[0][1]}{more}", file=sys.stderr)
         if refused:
             more = f"\nThe same goes for {len(refused) - 1} more, for example {refused[1][0]}" if refused[1:] else ""
             raise SubmitError(f"{refused[0][1]}{more}")

@@ -47,6 +47,16 @@ def execute(config: Config, runtime: Runtime, fresh: bool, console: Console, acc
         return 0
     if runtime.is_main:
         folder.open(fresh)
+    try:
+        return _work(config, runtime, folder, identity, accept_changes, console)
+    finally:
+        folder.close()
+
+
+def _work(
+    config: Config, runtime: Runtime, folder: RunFolder, identity: Identity, accept_changes: bool, console: Console
+) -> int:
+    """What a run does in its folder; returns the exit code."""
     runtime.collectives.all_gather(torch.zeros(1), "opening of the run folder")
     log_to_file(folder, runtime.rank)
     log.debug("rank %d of %d on %s, %s", runtime.rank, runtime.num_ranks, runtime.environment.host, runtime.device)
