@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 MAX_JSON_BYTES = 64 * 2**20
 MAX_LINE_BYTES = 16 * 2**20
+MAX_LINES_BYTES = 4 * 2**30
 _CHUNK_BYTES = 2**20
 
 
@@ -80,6 +81,8 @@ def read_objects(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a file with one a line; broken lines, and a file that cannot be read, are left out."""
     try:
         with open_regular(path) as file:
+            if os.fstat(file.fileno()).st_size > MAX_LINES_BYTES:  # sparse: no run writes so much
+                return
             while line := file.readline(MAX_LINE_BYTES):
                 try:
                     content = _parse(line, path)
@@ -102,7 +105,7 @@ def sha256(path: Path) -> str:
 
 def _parse(content: bytes, path: Path) -> Any:
     try:
-        return json.loads(content)
+        return json.loads(content.decode("utf-8"))
     except RecursionError:
         raise ValueError(f"{path} is nested too deeply") from None
 
