@@ -188,10 +188,10 @@ def _verify(folder: Path, description: Mapping[str, Any]) -> list[str]:
         count = len(listed) - 2
     elif Identity.read(description.get("identity")) is None:
         raise ValueError("state.json does not say what it was made with")
-    if type(count) is not int or not 0 <= count <= len(listed):
+    if type(count) is not int or count < 0:
         raise ValueError(f"state.json counts {count} files of clients")
-    client_files = [_clients_name(number) for number in range(count)]
-    if {_MODEL, _SERVER, *client_files} != listed.keys():
+    client_files = [_clients_name(number) for number in range(min(count, len(listed)))]
+    if count + 2 != len(listed) or {_MODEL, _SERVER, *client_files} != listed.keys():
         raise ValueError(f"state.json lists {', '.join(sorted(listed)) or 'no files'}, not all that must be there")
     for name, entry in listed.items():
         with open_regular(folder / name) as file:
