@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedspec_dist.config import Config
 from fedspec_dist.distributed.collectives import Collectives
+from fedspec_dist.distributed.gpus import image_format
 from fedspec_dist.distributed.runtime import EXIT_STOPPED, Runtime
 from fedspec_dist.identity import Identity, accept_or_refuse, differences, settle
 from fedspec_dist.rounds.account import agree_on_identity, require_same_config, write_account
@@ -65,7 +66,7 @@ def _work(
     if not identity.data:  # they have been downloaded
         identity = agree_on_identity(config, runtime)
     module = build_model(config, federation.dataset)
-    federation = federation.to(runtime.device)
+    federation = federation.to(runtime.device, image_format(runtime.device, config.runtime.precision))
     saved = load_newest(folder.checkpoints, config.fingerprint()) if runtime.is_main else None
     accepted = _accept(saved, identity, folder, accept_changes) if saved is not None else []
     completed, server_state = _restore(module, saved, runtime)
