@@ -36,10 +36,10 @@ def set_precision(precision: str, device: torch.device) -> None:
     rounds = precision == "tf32"
     if rounds and device.type != "cuda":
         raise LaunchError("runtime.precision: got 'tf32', but this rank computes on a CPU; allowed here: float32")
-    # The old settings first: alone the new ones leave them in a state that torch refuses to read.
     matmul, cudnn = _settings_of(torch.backends.cuda.matmul), _settings_of(torch.backends.cudnn)
+    # The old settings first: alone the new ones leave them in a state that torch refuses to read.
     matmul.allow_tf32 = cudnn.allow_tf32 = rounds
-    matmul.fp32_precision = cudnn.conv.fp32_precision = cudnn.rnn.fp32_precision = "tf32" if rounds else "ieee"
+    cudnn.conv.fp32_precision = cudnn.rnn.fp32_precision = "tf32" if rounds else "ieee"
 
 
 def _settings_of(module: Any) -> Any:

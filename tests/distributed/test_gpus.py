@@ -28,6 +28,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 def _as_before() -> Iterator[None]:
     matmul, cudnn = torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision
     yield
+    torch.backends.fp32_precision = "none"
     torch.use_deterministic_algorithms(False)
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.backends.cuda.matmul.fp32_precision = matmul
@@ -37,6 +38,7 @@ def _as_before() -> Iterator[None]:
 @pytest.mark.parametrize(("before", "after"), [("float32", "tf32"), ("tf32", "float32")])
 def test_convolutions_and_matrix_products_round_alike(before: str, after: str) -> None:
     set_precision(before, GPU)
+    torch.backends.fp32_precision = "tf32" if before == "tf32" else "ieee"  # a plugin's, say
     set_precision(after, GPU)
     rounds = after == "tf32"
     assert torch.backends.cuda.matmul.allow_tf32 is torch.backends.cudnn.allow_tf32 is rounds

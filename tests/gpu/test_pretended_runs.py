@@ -120,11 +120,9 @@ def test_nothing_waits_inside_a_client_whatever_the_filter(algorithm: str, kept:
     _nothing_waits(algorithm, kept)
 
 
-def _waits(overrides: list[str], num_clients: int, folder: Path) -> Counter[str]:
+def _waits(overrides: list[str], folder: Path) -> Counter[str]:
     """By file."""
-    settings = ["model=mlp", "model.hidden=[6]", "rounds=2", "checkpoint.every=2", *overrides]
-    settings += [f"clients_per_round={num_clients}"]
-    _, gpu = run_on_gpu(settings, folder / str(num_clients))
+    _, gpu = run_on_gpu(["model=mlp", "model.hidden=[6]", *overrides], folder)
     waits: Counter[str] = Counter()
     for (reason, line), count in gpu.waits.items():
         waits[f"{line.partition(':')[0]}, {reason}"] += count
@@ -141,9 +139,29 @@ WAITS_PER_CLIENT: dict[str, dict[str, int]] = {
 
 @pytest.mark.parametrize("name", WAITS_PER_CLIENT)
 def test_a_round_waits_no_more_often_with_more_clients(name: str, tmp_path: Path) -> None:
-    few, many = (_waits([*SETTINGS[name], "filter=random"], count, tmp_path) for count in (2, 6))
+    settings = [*SETTINGS[name], "filter=random", "rounds=2"]
+    few, many = (_waits([*settings, f"clients_per_round={count}"], tmp_path / str(count)) for count in (2, 6))
     more = {place: (many[place] - few[place]) / 4 for place in many if many[place] != few[place]}
     assert more == WAITS_PER_CLIENT[name]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedgh", "median", "fipa", "fipa tsqr"])
+def test_a_round_waits_no_more_often_with_more_blocks(name: str, tmp_path: Path) -> None:
+    settings = [*RUNS[name], "rounds=1", "server.filter=none"]
+    one, several = (_waits([*settings, f"model.hidden=[{width}]"], tmp_path / str(width)) for width in (6, 60))
+    assert several == one
+
+
+def test_jacobians_that_fit_into_one_launch_are_made_in_one() -> None:
+    def launches(num_samples: int) -> int:
+        with machine() as gpu:
+            theta, images = torch.ones(12).to(GPU), torch.ones(num_samples, 4).to(GPU)
+            products.from_jacobians(
+                lambda theta, inputs: inputs @ theta.view(4, 3), theta, images, lambda outputs, jacobian: jacobian
+            )
+        return sum(gpu.launches.values())
+
+    assert launches(2) == launches(1000)
 
 
 @pytest.mark.parametrize(
