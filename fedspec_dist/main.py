@@ -21,11 +21,13 @@ from typing import IO, cast
 
 from fedspec_dist.config import Config, ConfigError, load, split_arguments
 from fedspec_dist.distributed.environment import LaunchError, is_first, read_environment
+from fedspec_dist.tracking.streams import Output, open_standard_streams
 
 EXIT_USAGE = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    open_standard_streams()
     parser = _parser()
     options = parser.parse_intermixed_args(arguments)
     if problem := _idle_option(options):
@@ -50,7 +52,6 @@ def _run(config: Config, options: argparse.Namespace) -> int:
     from fedspec_dist.distributed import runtime
     from fedspec_dist.rounds.plan import print_plan
     from fedspec_dist.rounds.run import execute
-    from fedspec_dist.tracking.console import Output
     from fedspec_dist.tracking.run_folder import log_to_console
 
     log_to_console(rank=0, num_ranks=1)
@@ -65,7 +66,7 @@ def _run(config: Config, options: argparse.Namespace) -> int:
         return runtime.run(
             config.runtime,
             environment,
-            lambda job: execute(config, job, options.fresh, console),
+            lambda job: execute(config, job, options.fresh, console, options.accept_changes),
             options.debug,
             config.run_folder(),
         )
@@ -92,6 +93,11 @@ def _parser() -> argparse.ArgumentParser:
         help="one process: breakpoints work; autograd's anomaly checks, full log and tracebacks",
     )
     parser.add_argument("--fresh", action="store_true", help="start over instead of resuming")
+    parser.add_argument(
+        "--accept-changes",
+        action="store_true",
+        help="go on although the data, a plugin or this package changed since; environment.json says so",
+    )
     return parser
 
 
@@ -101,8 +107,10 @@ def _idle_option(options: argparse.Namespace) -> str | None:
         return "--ranks: is for --plan alone; a run has the ranks that its launcher starts: torchrun --nproc_per_node N"
     if options.plan and options.print_config:
         return "--print-config, --plan: give one of them"
-    if options.fresh and (options.plan or options.print_config):
-        return "--fresh: with --plan and --print-config nothing runs that could start over; leave it out"
+    if (options.fresh or options.accept_changes) and (options.plan or options.print_config):
+        return "--fresh, --accept-changes: with --plan and --print-config nothing runs; leave them out"
+    if options.fresh and options.accept_changes:
+        return "--accept-changes: is for results that are kept, and --fresh starts over; give one of them"
     if options.debug and options.print_config:
         return "--debug: with --print-config nothing runs; leave it out"
     return None

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedspec_dist.config_text import read
+from fedspec_dist.tracking.streams import open_standard_streams
 from launch import attempts, queue
 from launch.follow import outcome
 from launch.logs import last_error, tail
@@ -171,6 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def console() -> Console:
     """As wide as the terminal; where the output goes elsewhere, wide enough for a run to have one line."""
+    open_standard_streams()
     wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     return Console(width=_FILE_WIDTH if wide else None)
 

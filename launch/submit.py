@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedspec_dist.config import ConfigError, load, split_arguments
+from launch.changes import Changes
 from launch.cluster import CLUSTERS
 from launch.follow import follow_and_report
 from launch.record import SubmissionFolder
@@ -41,11 +42,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.dry_run:
             print(plan(config, options.cluster, options.after, time_limit, options.doctor))
             return 0
+        if not options.doctor and not options.fresh:
+            Changes(options.accept_changes).check([config])
         if not options.doctor and not options.fresh and SubmissionFolder(config.run_folder()).finished():
             print(f"{config.run_folder()}: this run has already finished; --fresh starts it over")
             return 0
         typed = [*([path] if path else []), *overrides, *given]
-        submission = submit(config, typed, options.cluster, options.after, time_limit, options.fresh, options.doctor)
+        submission = submit(
+            config,
+            typed,
+            options.cluster,
+            options.after,
+            time_limit,
+            options.fresh,
+            options.doctor,
+            options.accept_changes,
+        )
     except (ConfigError, SubmitError) as error:
         print(f"{'config error: ' if isinstance(error, ConfigError) else ''}{error}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, ConfigError) else 1
@@ -123,6 +135,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--wait", action="store_true", help="until the job is over; exit 0 if the run finished")
     add("--follow", action="store_true", help="the same, showing rank 0's log")
     add("--fresh", action="store_true", help="delete what the run folder has of this run")
+    add(
+        "--accept-changes",
+        action="store_true",
+        help="go on although the data, a plugin or this package changed since; environment.json says so",
+    )
     add("--doctor", action="store_true", help="submit the health check (fedspec_dist.doctor) with this config")
     return parser
 

@@ -45,6 +45,16 @@ def test_a_wrong_config_is_one_message_and_exit_code_2(arguments: list[str], mes
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("command", ["fedspec_dist.main --print-config", "launch.status", "launch.submit --dry-run"])
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_no_reason_to_fail(command: str, closed: str, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "one-01234567").mkdir(parents=True)
+    (tmp_path / "runs" / "one-01234567" / "config.yaml").touch()
+    started = ["sh", "-c", f"exec {sys.executable} -m {command} {closed}"]
+    result = subprocess.run(started, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=60)
+    assert result.returncode == 0
+
+
 def test_what_is_wrong_on_one_host_is_said_by_its_rank() -> None:
     result = _run("plugins=[nosuch_module]", RANK="1")
     assert result.returncode == 2

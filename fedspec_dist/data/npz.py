@@ -66,8 +66,8 @@ class Npz:
 
     def fingerprint(self) -> str:
         """Raises DatasetNotFoundError while the file is nowhere."""
-        path, renumbered = self._locate().resolve(), " renumbered" if self.renumber else ""
-        return f"npz 2 {self.given_num_classes}{renumbered} {path.parent} {files.stamp([path])}"
+        renumbered = " renumbered" if self.renumber else ""
+        return f"npz 3 {self.given_num_classes}{renumbered} {files.digest(self._locate())}"
 
     def load(self) -> Arrays:
         path = self._locate()

@@ -16,6 +16,7 @@ from typing import IO, cast
 
 from fedspec_dist.config import Config, ConfigError, load, split_arguments
 from fedspec_dist.distributed.environment import LaunchError, is_first, read_environment
+from fedspec_dist.tracking.streams import Output, open_standard_streams
 
 EXIT_UNHEALTHY, EXIT_USAGE = 1, 2
 # Who asks the doctor does not want to wait ten minutes for a rank that never comes.
@@ -23,6 +24,7 @@ _PATIENCE_S = 60.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    open_standard_streams()
     options = _parser().parse_args(arguments)
     try:
         config = load(*split_arguments(options.config))
@@ -40,7 +42,6 @@ def _examine(config: Config) -> int:
 
     from fedspec_dist.distributed import runtime
     from fedspec_dist.doctor.examination import examine
-    from fedspec_dist.tracking.console import Output
     from fedspec_dist.tracking.run_folder import log_to_console
 
     log_to_console(rank=0, num_ranks=1)

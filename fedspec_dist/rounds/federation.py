@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from fedspec_dist import methods, seeding
-from fedspec_dist.config import Config, Phase, expand_home
+from fedspec_dist.config import Config, Phase
 from fedspec_dist.data.partitions import Samples, class_counts
 from fedspec_dist.data.prepared import Dataset, images_to, load
 from fedspec_dist.draws import keyed
+from fedspec_dist.identity import data_source
 from fedspec_dist.models.network import Network
 from fedspec_dist.rounds.model_check import check_model
+from fedspec_dist.sources import module_digest
 
 log = logging.getLogger(__name__)
 
@@ -63,20 +65,26 @@ class Federation:
         return [len(self.clients[client]) for client in cohort]
 
 
-def load_federation(config: Config, prepares: bool) -> Federation:
-    """The data on the CPU, and its partition.
+def load_federation(config: Config, prepares: bool, content: str = "") -> Federation:
+    """The data on the CPU, and its partition; `content` is the data's digest where it is known.
 
     Raises:
         ValueError: the data set is missing or unsound, or cannot be cut as asked.
     """
     data = config.data
-    entry = methods.DATASETS[data.dataset.type]
-    # An embedded data set needs no folder, and so no home directory, which containers may lack.
-    root = Path(data.root) if getattr(entry.load(), "embedded", False) else expand_home("data.root", data.root)
-    source = entry.build(root=root, download=data.download, seed=config.seed, **data.dataset.parameters())
+    source = data_source(config)
+    module = methods.DATASETS[data.dataset.type].target.partition(":")[0]
     cpu = torch.device("cpu")
     with keyed(cpu, config.seed, "data"):
-        dataset = load(data.dataset.type, source, root, prepares=prepares, embedded=source.embedded)
+        dataset = load(
+            data.dataset.type,
+            source,
+            Path(data.root),
+            prepares=prepares,
+            embedded=source.embedded,
+            content=content,
+            reader="" if module.startswith(".") else module_digest(module),
+        )
     ids, labels = dataset.train_clients, dataset.train_labels.numpy()
     with keyed(cpu, config.seed, "partition"):
         clients = methods.PARTITIONS[data.partition.type].build(

@@ -575,12 +575,18 @@ def test_an_npz_of_the_users_own_is_not_looked_for_at_medmnist(tmp_path: Path) -
 # --- all
 
 
-def test_fingerprints_change_with_the_files(tmp_path: Path) -> None:
+def test_fingerprints_change_with_the_content_of_files_and_with_nothing_else(tmp_path: Path) -> None:
     write_cifar10(tmp_path, python3_batch(4, True))
     source = Cifar10(tmp_path, False, 0)
     before = source.fingerprint()
     assert Cifar10(tmp_path, True, 1).fingerprint() == before
-    os.utime(tmp_path / "cifar-10-batches-py" / "data_batch_3", ns=(1, 1))
+    path = tmp_path / "cifar-10-batches-py" / "data_batch_3"
+    os.utime(path, ns=(1, 1))
+    assert source.fingerprint() == before  # the times of a file say nothing of what is in it
+    content = bytearray(path.read_bytes())
+    content[-20] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(1, 1))
     assert source.fingerprint() != before
 
 
