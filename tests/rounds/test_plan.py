@@ -94,7 +94,6 @@ def test_activations_are_of_one_image_and_leave_the_model_alone() -> None:
         ["model={type: mlp, hidden: [4000, 3000]}", "clients_per_round=2"],
         ["model={type: mlp, hidden: [4000, 3000]}", "clients_per_round=8", "filter=rfft", "server.optimizer=adam"],
         ["model={type: mlp, hidden: [2000, 2000]}", "local.algorithm=scaffold", "clients_per_round=20"],
-        ["model=resnet20", "data={dataset: synthetic, num_train: 2000, num_test: 1000}", "eval.batch_size=500"],
     ],
 )
 def test_a_run_takes_about_the_memory_that_was_planned(overrides: list[str], tmp_path) -> None:
