@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import IO, cast
 
 from fedspec_dist.config import Config, ConfigError, load
-from fedspec_dist.distributed.environment import LaunchError, is_first, read_environment
+from fedspec_dist.distributed.environment import Environment, LaunchError, is_first, name_of_start, read_environment
 
 EXIT_USAGE = 2
 
@@ -42,9 +42,12 @@ def _run(config: Config, options: argparse.Namespace) -> int:
     from fedspec_dist.rounds.plan import print_plan
     from fedspec_dist.rounds.run import execute
     from fedspec_dist.tracking.console import Output
-    from fedspec_dist.tracking.run_folder import log_to_console
+    from fedspec_dist.tracking.events import Events
+    from fedspec_dist.tracking.run_folder import RunFolder, log_to_console
 
     log_to_console(rank=0, num_ranks=1)
+    environment, (start, job_id) = Environment(), name_of_start()
+    folder = RunFolder(config.run_folder())
     try:
         environment = read_environment()
         if options.debug and environment.num_ranks > 1:
@@ -53,15 +56,19 @@ def _run(config: Config, options: argparse.Namespace) -> int:
         console = Console(file=cast(IO[str], Output(sys.stdout)))
         if options.plan:
             return runtime.guard(environment, lambda: print_plan(config, environment, options.ranks, console))
+        events = Events(folder.events, start, environment.rank, environment.host, job_id)
         return runtime.run(
             config.runtime,
             environment,
-            lambda job: execute(config, job, options.fresh, console),
+            lambda job: execute(config, job, options.fresh, console, events),
             options.debug,
-            config.run_folder(),
+            folder.path,
+            events.failure,
         )
     except LaunchError as error:
         if is_first() or not error.everywhere:
+            if not options.plan and folder.path.is_dir():
+                Events(folder.events, start, environment.rank, environment.host, job_id).failure(error)
             logging.getLogger(__name__).error("%s", error)
         return EXIT_USAGE
 

@@ -12,6 +12,8 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fedspec_dist.failures import Kind
+
 log = logging.getLogger(__name__)
 
 
@@ -20,6 +22,8 @@ class LaunchError(ValueError):
 
     `everywhere`: every rank finds the same, so that one of them says it.
     """
+
+    kind = Kind.LAUNCH
 
     def __init__(self, message: str, everywhere: bool = False) -> None:
         super().__init__(message)
@@ -99,6 +103,17 @@ def is_first(variables: Mapping[str, str] | None = None) -> bool:
     variables = os.environ if variables is None else variables
     ranks = [variables[name] for name in ("RANK", _SUBMITIT[0], _SLURM[0]) if name in variables]
     return not ranks or ranks[0] == "0"
+
+
+def name_of_start(variables: Mapping[str, str] | None = None) -> tuple[str, str | None]:
+    """A name that all ranks of this start of the job share and no other start has, and the scheduler's job id."""
+    variables = os.environ if variables is None else variables
+    job_id = variables.get("SUBMITIT_LOCAL_JOB_ID", variables.get("SLURM_JOB_ID"))
+    if "SLURM_ARRAY_JOB_ID" in variables and "SUBMITIT_LOCAL_JOB_ID" not in variables:
+        job_id = f"{variables['SLURM_ARRAY_JOB_ID']}_{variables.get('SLURM_ARRAY_TASK_ID', '')}"
+    names = ("SLURM_STEP_ID", "SLURM_RESTART_COUNT", _TORCHRUN, "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT")
+    parts = [job_id, *(variables.get(name) for name in names)]
+    return ".".join(filter(None, parts)) or f"{socket.gethostname()}.{os.getpid()}", job_id
 
 
 def _task(variables: Mapping[str, str]) -> _Task | None:

@@ -24,6 +24,7 @@ from fedspec_dist.distributed.joining import come_together
 from fedspec_dist.distributed.memory import keep_freed_memory
 from fedspec_dist.distributed.rendezvous import part_of
 from fedspec_dist.distributed.watch import StopRequest, Watch
+from fedspec_dist.failures import Kind, kind_of
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,16 @@ EXIT_STOPPED = 75
 _STORE_TIMEOUT_S = 10
 # 128 + SIGINT, as shells have it.
 EXIT_INTERRUPTED = 130
+# What was asked for cannot be had: the same run would come to the same again.
+EXIT_DIVERGED = 3
+
+
+def exit_code(error: BaseException) -> int:
+    return EXIT_DIVERGED if kind_of(error) is Kind.DIVERGED else 1
+
+
+def _keep_to_itself(error: BaseException) -> None:
+    """For who does not write failures down."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +80,12 @@ def run(
     body: Callable[[Runtime], int],
     debug: bool = False,
     folder: Path | None = None,
+    record: Callable[[BaseException], None] = _keep_to_itself,
 ) -> int:
     """Run `body` on every rank and return the exit code; `settings` is the config's `runtime` section.
 
-    `folder`, on a file system that all ranks share, is where they meet if the launcher gives no address.
+    `folder`, on a file system that all ranks share, is where they meet if the launcher gives no address. `record` is
+    called with what ends this rank, on the rank where it began.
 
     A failure anywhere ends all ranks within seconds: the first rank to fail shows its message (a ValueError, made
     for the user, without traceback) and tells the others, which end quietly.
@@ -89,33 +102,39 @@ def run(
     if not environment.launched or environment.num_ranks == 1:
         stop.install()
         try:
-            return guard(environment, lambda: body(Runtime(environment, device, "none", SingleProcess(), stop)))
+            alone = Runtime(environment, device, "none", SingleProcess(), stop)
+            return guard(environment, lambda: body(alone), record)
         finally:
             stop.uninstall()
     backend = choose_backend(settings.backend, device, environment, num_visible)
-    with _process_group(backend, device, environment, settings, folder, stop) as (collectives, watch):
+    with _process_group(backend, device, environment, settings, folder, stop, record) as (collectives, watch):
         try:
             code = body(Runtime(environment, device, backend, collectives, stop))
             if code == EXIT_STOPPED:
                 watch.learn_reason()
             return code
-        except KeyboardInterrupt:
-            watch.report_failure("interrupted")
+        except KeyboardInterrupt as interruption:
+            if watch.report_failure("interrupted"):
+                record(interruption)
             _leave(EXIT_INTERRUPTED)
         except Exception as error:
-            _fail(error, environment, watch)
+            _fail(error, environment, watch, record)
 
 
-def guard(environment: Environment, body: Callable[[], int]) -> int:
+def guard(
+    environment: Environment, body: Callable[[], int], record: Callable[[BaseException], None] = _keep_to_itself
+) -> int:
     """The exit code of a body that needs no other rank; a failure is shown, and a second Ctrl-C ends it at once."""
     try:
         return body()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interruption:
+        record(interruption)
         log.error("interrupted")
         return EXIT_INTERRUPTED
     except Exception as error:
+        record(error)
         _show(error, environment)
-        return 1
+        return exit_code(error)
 
 
 @contextlib.contextmanager
@@ -126,6 +145,7 @@ def _process_group(
     settings: Any,
     folder: Path | None,
     stop: StopRequest,
+    record: Callable[[BaseException], None],
 ) -> Iterator[tuple[Collectives, Watch]]:
     gpu = _unique_name(device) if backend == "nccl" else ""
     store, start = come_together(environment, settings.timeout_s, settings.interface, folder, gpu)
@@ -147,7 +167,9 @@ def _process_group(
     collectives = ProcessGroup(device if backend == "nccl" else torch.device("cpu"))
     connection = part_of(store, start, "watch")
     connection.set_timeout(timedelta(seconds=_STORE_TIMEOUT_S))
-    watch = Watch(connection, rank, num_ranks, stop, lambda: collectives.current)
+    watch = Watch(
+        connection, rank, num_ranks, stop, lambda: collectives.current, lambda what: record(CollectiveError(what))
+    )
     # Only now: until here signals end the process at once, even while it waits for ranks that never come.
     stop.install()
     watch.start()
@@ -161,7 +183,9 @@ def _unique_name(device: torch.device) -> str:
     return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
 
 
-def _fail(error: Exception, environment: Environment, watch: Watch) -> NoReturn:
+def _fail(
+    error: Exception, environment: Environment, watch: Watch, record: Callable[[BaseException], None]
+) -> NoReturn:
     """Say what happened, once for the whole job, and leave without touching the process group again."""
     if isinstance(error, CollectiveError):
         # Another rank is gone; what it reported, or soon will, is the cause.
@@ -176,12 +200,13 @@ def _fail(error: Exception, environment: Environment, watch: Watch) -> NoReturn:
         if elsewhere:
             error = CollectiveError(f"{error}. Not there, so hung, slow or killed: {', '.join(elsewhere)}")
     if watch.report_failure(f"{type(error).__name__}: {error}"):
+        record(error)
         _show(error, environment)
     else:
         log.debug("after another rank's failure: %s", _trace(error))
     # Let the others read the report before the store may vanish with this process.
     time.sleep(1.5)
-    _leave()
+    _leave(exit_code(error))
 
 
 def _show(error: Exception, environment: Environment) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedspec_dist.distributed.collectives import Collectives
 from fedspec_dist.distributed.columns import Columns
+from fedspec_dist.failures import NonFiniteError
 
 
 class TallQR:
@@ -58,5 +59,5 @@ def _gather(local: list[Tensor], blocks: Tensor, columns: Columns, collectives: 
 
 def _finite(block: Tensor) -> Tensor:
     if not torch.isfinite(block).all():
-        raise ValueError("QR of a matrix with NaN or infinite entries")
+        raise NonFiniteError("QR of a matrix with NaN or infinite entries")
     return block

@@ -109,6 +109,7 @@ class Watch(threading.Thread):
         num_ranks: int,
         stop: StopRequest,
         position: Callable[[], str] = str,  # the collective that this rank is in, empty outside
+        lost: Callable[[str], object] = str,  # told when another rank is gone without a word of its own
     ) -> None:
         super().__init__(name="fedspec-watch", daemon=True)
         self._store = store
@@ -116,6 +117,7 @@ class Watch(threading.Thread):
         self._others = [other for other in range(num_ranks) if other != rank]
         self._stop_request = stop
         self._position = position
+        self._lost = lost
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._beats: dict[int, tuple[int, float]] = {}
@@ -183,7 +185,7 @@ class Watch(threading.Thread):
                     failed = self._store.check(["failure"])
                     silent = self._silent_rank(paused=time.monotonic() - last > _SILENCE_S / 2)
             except RuntimeError:
-                self._end("lost contact with the rendezvous store: rank 0's host or its torchrun has ended")
+                self._end("lost contact with the rendezvous store: rank 0's host or its torchrun has ended", lost=True)
                 return
             last = time.monotonic()
             if failed:
@@ -192,7 +194,8 @@ class Watch(threading.Thread):
                     self._end(f"rank {failure.get('rank')} on {failure.get('host')} failed: {failure.get('summary')}")
                 return
             if silent is not None:
-                self._end(f"rank {silent} has not answered for {_SILENCE_S:.0f} s: killed, or its host is gone")
+                gone = f"rank {silent} has not answered for {_SILENCE_S:.0f} s: killed, or its host is gone"
+                self._end(gone, lost=True)
                 return
         try:
             with self._lock:
@@ -225,9 +228,11 @@ class Watch(threading.Thread):
                 return other
         return None
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str, lost: bool = False) -> None:
         if self._closed.wait(_GRACE_S):
             return
+        if lost:
+            self._lost(reason)
         log.error("%s; ending this rank", reason)
         with contextlib.suppress(OSError):
             if sys.stdout.isatty():

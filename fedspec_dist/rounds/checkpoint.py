@@ -26,6 +26,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from fedspec_dist.failures import Kind
+
 log = logging.getLogger(__name__)
 
 _FORMAT = 2
@@ -35,6 +37,8 @@ _NAME = re.compile(r"round-\d{6,}")
 
 class CheckpointError(OSError):
     """A checkpoint could not be written; what was there before is untouched."""
+
+    kind = Kind.FILES
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from fedspec_dist.config import Config
 from fedspec_dist.distributed.assignment import assign
 from fedspec_dist.distributed.runtime import Runtime
 from fedspec_dist.rounds.checkpoint import SavedState, save
+from fedspec_dist.rounds.divergence import server_fault
 from fedspec_dist.rounds.evaluation import evaluate
 from fedspec_dist.rounds.federation import Federation
 from fedspec_dist.rounds.local import share_results, train_clients
@@ -70,7 +72,7 @@ def train(job: Job, completed: int) -> int:
         if report.stopped:
             stage.theta.copy_(theta)
             break
-        kept = report.finite(config.runtime.on_nonfinite, index + 1)
+        kept = report.finite(config.runtime.on_nonfinite, index + 1, partial(server_fault, theta, stage.phase))
 
         # All ranks wait: what clients keep goes home; rows of own clients become own columns of all clients.
         diagnostics: dict[str, float] = {}

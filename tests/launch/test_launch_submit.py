@@ -13,7 +13,7 @@ import pytest
 from fedspec_dist.config import Config, ConfigError, load
 from launch import attempts, follow, submission, submit
 from launch.queue import GONE, UNKNOWN, QueueState
-from launch.record import Record, SubmissionFolder, read_json, write
+from launch.record import Record, SubmissionFolder, write
 from launch.start import SubmitError
 from launch.submission import submit_array
 from launch.submit import overrides_of
@@ -63,7 +63,7 @@ def test_a_submitted_run_has_everything_in_its_folder(cluster: Path, capsys: pyt
     assert (resolved.rounds, resolved.cluster.gpus_per_node, resolved.cluster.time) == (3, 2, "12:00:00")
     assert resolved.run_folder().absolute() == folder
     assert "python -m fedspec_dist.main rounds=3 cluster.gpus_per_node=2" in files.command.read_text()
-    assert isinstance(read_json(files.git), dict)
+    assert isinstance(json.loads(files.git.read_text()), dict)
     assert "#SBATCH --time=720" in cluster.read_text()
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedspec_dist.cohort import Cohort, Direction
+from fedspec_dist.failures import NonFiniteError
 from fedspec_dist.server.protocols import AnyLayers
 
 MODES = ("pairwise", "snapshot")
@@ -61,7 +62,7 @@ def harmonize(gram: Tensor, mode: str = "pairwise") -> Tensor:
     _known_mode(mode)
     inner = gram.detach().to("cpu", torch.float64).numpy()
     if not np.isfinite(inner).all():
-        raise ValueError("fedgh: the Gram matrix of the updates has entries that are not finite")
+        raise NonFiniteError("fedgh: the Gram matrix of the updates has entries that are not finite")
     identity = np.eye(len(inner))
     if (inner >= 0).all():
         return torch.from_numpy(identity).to(gram.device)
