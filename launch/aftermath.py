@@ -46,6 +46,18 @@ def settle(
     files: SubmissionFolder, folder: Path, job_id: str, code: int, ended: bool, restart: int
 ) -> tuple[str, bool]:
     """What to say, and whether to start the job again; writes the attempt's end where nobody did."""
+    try:
+        return _settle(files, folder, job_id, code, ended, restart)
+    except OSError as error:
+        return (
+            f"the job failed with exit code {code}{_signal_of(code)}, and no account of it can be written: {error}",
+            False,
+        )
+
+
+def _settle(
+    files: SubmissionFolder, folder: Path, job_id: str, code: int, ended: bool, restart: int
+) -> tuple[str, bool]:
     if ended or code == 0 or files.is_cancelled(job_id):
         return "", False
     history = attempts.read(files.attempts, job_id)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launch import queue
+from launch.commands import as_command
 from launch.follow import queue_state
 from launch.record import Record, SubmissionFolder, write
 
@@ -68,4 +69,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(as_command(main))

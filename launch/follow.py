@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launch import attempts, queue
+from launch.commands import as_command, command
 from launch.logs import Tail, last_error
 from launch.record import Record, SubmissionFolder
 
@@ -109,7 +110,7 @@ def follow_and_report(run_folder: Path, follow: bool) -> int:
     try:
         found = wait(run_folder, show if follow else None)
     except KeyboardInterrupt:
-        print(f"\nno longer waiting; the job goes on. python -m launch.cancel {run_folder} ends it", file=sys.stderr)
+        print(f"\nno longer waiting; the job goes on. {command('cancel')} {run_folder} ends it", file=sys.stderr)
         return 130
     print(f"{run_folder}: {found.text}", file=sys.stdout if found.finished else sys.stderr)
     return 0 if found.finished else EXIT_DIVERGED if found.state == attempts.DIVERGED else 1
@@ -126,4 +127,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(as_command(main))

@@ -77,7 +77,10 @@ class Job(Checkpointable):
         requeue = signal.getsignal(signal.SIGUSR2)  # submitit's
         account = _Account(SubmissionFolder(self.run_folder), task.job_id, self.rules)
         if task.global_rank == 0:
-            account.start()
+            try:
+                account.start()
+            except OSError as error:
+                _leave(f"no account of this attempt can be written: {error}")
         if self.program == "doctor":
             return self._examine(account, task.global_rank)
         overdue = Overdue(_last_stop, lambda name: self._when_overdue(account, name, requeue), self._patience)

@@ -23,7 +23,7 @@ from submitit.local.local import LOCAL_REQUEUE_RETURN_CODE, Controller, LocalExe
 from fedspec_dist.distributed.orphans import die_with_parent
 from launch.aftermath import settle
 from launch.attempts import LOCAL_RESTARTS
-from launch.cluster import LAUNCHER_VARIABLES
+from launch.cluster import LAUNCHER_VARIABLES, python_variables
 from launch.queue import CONTROLLER
 from launch.record import SubmissionFolder, run_of
 
@@ -72,7 +72,7 @@ def local_variables(variables: Mapping[str, str], root: Path, gpus: int | None) 
         for name, value in variables.items()
         if name not in LAUNCHER_VARIABLES and not name.startswith(("SLURM_", "SUBMITIT_"))
     }
-    kept["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), kept.get("PYTHONPATH")]))
+    kept |= python_variables(kept, root)
     if gpus is not None:
         shown = kept.get("CUDA_VISIBLE_DEVICES")
         devices = (

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fedspec_dist.distributed.orphans import die_with_parent
 from launch.axes import Run
-from launch.cluster import LAUNCHER_VARIABLES
+from launch.cluster import LAUNCHER_VARIABLES, ROOT, python_variables
 from launch.outcomes import CONSOLE
 
 # A run that is told to stop finishes the client it trains and writes a checkpoint; torchrun gives its ranks 30 s.
@@ -47,6 +47,7 @@ def environment(outer: Mapping[str, str], threads: int, gpus: Sequence[str] | No
         for name, value in outer.items()
         if name not in (*LAUNCHER_VARIABLES, *_TASK) and not name.startswith(_TASK_PREFIXES)
     }
+    inner |= python_variables(inner, ROOT)
     inner.setdefault("OMP_NUM_THREADS", str(threads))
     if gpus is not None:
         inner["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)

@@ -169,6 +169,19 @@ def job_fields(job_id: str) -> Mapping[str, str]:
     return dict(re.findall(r"(\w+)=(\S*)", text))
 
 
+# SLURM's own where the site sets none.
+_MAX_ARRAY_SIZE = 1001
+
+
+def max_array_size() -> int:
+    """How many runs a job array of this site can have; what SLURM has by default where it does not say."""
+    try:
+        found = re.search(r"^MaxArraySize\s*=\s*(\d+)", run_command(["scontrol", "show", "config"]), re.MULTILINE)
+    except QueueError:
+        found = None
+    return max(1, int(found[1])) if found else _MAX_ARRAY_SIZE
+
+
 def requeue(job_id: str) -> None:
     """Raises:
     QueueError: the scheduler refused.

@@ -20,6 +20,7 @@ from fedspec_dist.tracking import events
 from fedspec_dist.tracking.run_folder import RunFolder
 from fedspec_dist.tracking.text_files import read_text
 from launch import attempts, queue
+from launch.commands import as_command, command
 from launch.follow import outcome
 from launch.logs import last_error, tail
 from launch.outcomes import PENDING, RUNNING, UNFINISHED, in_use, other_host, read_outcome
@@ -193,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for path in missing:
         print(f"{path}: is no run folder; allowed: folders with a config.yaml or a submission in them", file=sys.stderr)
     if not folders:
-        print("no runs in runs/; name run folders, or submit one with python -m launch.submit", file=sys.stderr)
+        print(f"no runs in runs/; name run folders, or submit one with {command('submit')}", file=sys.stderr)
         return 1
     console().print(table(rows(path for path in folders if path not in missing)))
     return 1 if missing else 0
@@ -210,4 +211,4 @@ def is_run(path: Path) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(as_command(main))

@@ -20,6 +20,7 @@ from fedspec_dist.config import ConfigError
 from launch import pool
 from launch.axes import load_sweep
 from launch.collect import as_csv, rows, state_tables, summary
+from launch.commands import as_command
 from launch.drive import queue_states, run_here, run_on_slurm, say, slurm_plan
 from launch.outcomes import Outcomes
 from launch.record import write
@@ -34,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_intermixed_args(arguments)
     try:
         return _run(Study(load_sweep(options.sweep, options.overrides), Outcomes()), options)
+    except BrokenPipeError:  # of what is printed, see `launch.commands`
+        raise
     except OSError as error:
         where = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         print(f"{where}; choose another output=FOLDER, or another FILE.csv", file=sys.stderr)
@@ -113,4 +116,4 @@ def _collect(study: Study, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(as_command(main))

@@ -25,7 +25,8 @@ TINY = ("local.epochs=2", "checkpoint.every=1")
 
 def test_a_local_job_gets_a_clean_environment() -> None:
     variables = {"RANK": "1", "SLURM_JOB_ID": "5", "SUBMITIT_EXECUTOR": "slurm", "PYTHONPATH": "/mine", "HOME": "/root"}
-    assert local_variables(variables, Path("/code"), None) == {"PYTHONPATH": "/code:/mine", "HOME": "/root"}
+    path = {"PYTHONPATH": "/code:/mine", "PYTHONSAFEPATH": "1"}
+    assert local_variables(variables, Path("/code"), None) == {"HOME": "/root", **path}
 
 
 @pytest.mark.parametrize(
