@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from typing import IO, cast
 
 from fedspec_dist.config import Config, ConfigError, load
-from fedspec_dist.distributed.environment import Environment, LaunchError, is_first, name_of_start, read_environment
+from fedspec_dist.distributed.environment import (
+    Environment,
+    LaunchError,
+    is_first,
+    name_of_start,
+    read_environment,
+    tell_launcher,
+)
 
 EXIT_USAGE = 2
 
@@ -31,10 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         if is_first() or not error.everywhere:
             print(f"config error: {error}", file=sys.stderr)
+            tell_launcher(f"config error: {error}")
         return EXIT_USAGE
 
 
 def _run(config: Config, options: argparse.Namespace) -> int:
+    # torch warns with pages of C++ frames of a store that is gone; what has ended we say ourselves. Errors are shown.
+    if not options.debug:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # Late, so that a wrong config is refused in a fraction of a second and without torch.
     from rich.console import Console
 
@@ -70,6 +82,7 @@ def _run(config: Config, options: argparse.Namespace) -> int:
             if not options.plan and folder.path.is_dir():
                 Events(folder.events, start, environment.rank, environment.host, job_id).failure(error)
             logging.getLogger(__name__).error("%s", error)
+            tell_launcher(str(error))
         return EXIT_USAGE
 
 

@@ -5,12 +5,16 @@ No process group and no torch yet.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import os
 import re
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from fedspec_dist.failures import Kind
 
@@ -114,6 +118,18 @@ def name_of_start(variables: Mapping[str, str] | None = None) -> tuple[str, str 
     names = ("SLURM_STEP_ID", "SLURM_RESTART_COUNT", _TORCHRUN, "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT")
     parts = [job_id, *(variables.get(name) for name in names)]
     return ".".join(filter(None, parts)) or f"{socket.gethostname()}.{os.getpid()}", job_id
+
+
+def tell_launcher(message: str, variables: Mapping[str, str] | None = None) -> None:
+    """Why this rank ends, for torchrun to repeat: a traceback of its own is the last that it prints.
+
+    It names a file for that, and shows what it finds there under `Root Cause`.
+    """
+    variables = os.environ if variables is None else variables
+    if path := variables.get("TORCHELASTIC_ERROR_FILE"):
+        text = json.dumps({"message": message, "timestamp": int(time.time())})
+        with contextlib.suppress(OSError):
+            Path(path).write_text(text, encoding="utf-8")
 
 
 def _task(variables: Mapping[str, str]) -> _Task | None:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from fedspec_dist.distributed.collectives import CollectiveError, Collectives, ProcessGroup, SingleProcess
 from fedspec_dist.distributed.devices import choose_backend, choose_device
-from fedspec_dist.distributed.environment import Environment, LaunchError
+from fedspec_dist.distributed.environment import Environment, LaunchError, tell_launcher
 from fedspec_dist.distributed.joining import come_together
 from fedspec_dist.distributed.memory import keep_freed_memory
 from fedspec_dist.distributed.rendezvous import part_of
@@ -215,8 +215,10 @@ def _show(error: Exception, environment: Environment) -> None:
     if isinstance(error, CollectiveError) or (isinstance(error, (ValueError, OSError)) and _is_ours(error)):
         log.error("%s%s", where, error)
         log.debug("%s", _trace(error))
+        tell_launcher(f"{where}{error}")
     else:
         log.error("%s%s", where, _trace(error))
+        tell_launcher(f"{where}{type(error).__name__}: {error}")
 
 
 def _trace(error: Exception) -> str:

