@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import signal
@@ -538,3 +539,43 @@ def test_a_process_that_is_not_the_controller_of_this_run_is_left_alone(tmp_path
 def test_a_signal_is_named_in_both_notations() -> None:
     assert aftermath._signal_of(137) == aftermath._signal_of(-signal.SIGKILL) == " (SIGKILL)"
     assert aftermath._signal_of(1) == aftermath._signal_of(255) == ""
+
+
+# ------------------------------------------------------------------------------------------ runs without a job
+
+
+def test_runs_that_were_started_by_hand_say_what_became_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "_squeue", lambda jobs: pytest.fail("nothing to ask for"))
+    told: dict[str, list[Exception | str]] = {
+        "failed": [ValueError("no data at /data")],
+        "diverged": [NonFiniteUpdateError("client 3 is not finite", 2)],
+        "stopped": ["stopped"],
+        "killed": [],
+    }
+    for name, ends in told.items():
+        writer = Events(tmp_path / name / "events.jsonl", name, 0, "here")
+        writer.write("started")
+        for end in ends:
+            writer.write(end) if isinstance(end, str) else writer.failure(end)
+    assert all(status.is_run(tmp_path / name) for name in told), "also one that failed before its config was written"
+    found = status.rows([tmp_path / name for name in told])
+    assert [row.state for row in found] == list(told)
+    assert [row.error for row in found] == ["no data at /data", "client 3 is not finite", "", ""]
+    with (tmp_path / "killed" / ".lock").open("w") as lock:
+        lock.write(f"process 12 on {os.uname().nodename}\n")
+        lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert status.rows([tmp_path / "killed"])[0].state == "running"
+    (tmp_path / "killed" / ".lock").write_text("process 12 on elsewhere\n")
+    assert status.rows([tmp_path / "killed"])[0].state == "started on elsewhere", "whose locks nobody sees here"
+
+
+def test_a_job_that_diverged_is_shown_with_its_reason(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.started()
+    write(run.path / "summary.json", '{"status": "diverged", "reason": "the final model is not finite"}')
+    row = shown(run, monkeypatch, QueueState("FAILED"))
+    assert (row.state, row.error) == ("diverged", "the final model is not finite")
+    monkeypatch.setattr(follow, "queue_state", lambda record: QueueState("FAILED"))
+    assert follow.follow_and_report(run.path, follow=False) == 3

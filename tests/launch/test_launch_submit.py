@@ -450,3 +450,11 @@ def test_a_run_of_an_array_that_is_in_the_queue_is_refused(cluster: Path, monkey
     with pytest.raises(SubmitError, match="is job 5 already"):
         submit_array(entries(0, 1))
     assert not cluster.exists()
+
+
+def test_a_run_that_diverged_is_not_submitted_again(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(load(None, ["rounds=3"]).run_folder() / "summary.json", '{"status": "diverged", "reason": "too large"}')
+    assert submit.main(["rounds=3"]) == 3
+    assert "this run has already diverged: too large. --fresh starts it over" in capsys.readouterr().err
+    assert not cluster.exists()
+    assert submit.main(["rounds=3", "--fresh"]) == 0
