@@ -20,10 +20,15 @@ log = logging.getLogger(__name__)
 
 
 def come_together(
-    environment: Environment, timeout_s: float, interface: str | None, folder: Path | None, gpu: str = ""
+    environment: Environment,
+    timeout_s: float,
+    interface: str | None,
+    folder: Path | None,
+    gpu: tuple[str, str] = ("", ""),
 ) -> tuple[Any, str]:
     """The store that all ranks have joined, and the name of this start of the job in it.
 
+    `gpu` is the unique name of this rank's GPU and its place on the bus; empty where ranks may share one.
     Sets the variables that tell gloo and NCCL their interface, where `interface` names one or the host name misleads.
 
     Raises:
@@ -37,7 +42,7 @@ def come_together(
     try:
         start = this_start(store, environment.rank, environment.num_ranks, timeout_s, environment.host)
         reached = "" if interfaces.is_here(address, known) else address
-        mine = Introduction(environment.host, reached, interfaces.leads_here(here, known), gpu)
+        mine = Introduction(environment.host, reached, interfaces.leads_here(here, known), *gpu)
         everybody = introduce(part_of(store, start), environment.rank, environment.num_ranks, mine)
     except RuntimeError as error:
         raise _not_together(environment, error) from error
@@ -105,16 +110,24 @@ def _choose_interface(
 
 
 def _refuse_shared_gpus(everybody: Sequence[Introduction]) -> None:
-    """NCCL would say `Duplicate GPU detected`, after a minute and without saying what to do."""
-    ranks: dict[str, list[int]] = {}
+    """NCCL would say `Duplicate GPU detected`, after a minute and without saying what to do.
+
+    It compares places on the bus, so that it takes slices (MIG) of one GPU for the same, which have names of their own.
+    """
+    named: dict[Any, list[int]] = {}
+    placed: dict[Any, list[int]] = {}
     for rank, one in enumerate(everybody):
         if one.gpu:
-            ranks.setdefault(one.gpu, []).append(rank)
-    for gpu, sharing in ranks.items():
-        if len(sharing) > 1:
-            raise LaunchError(
-                f"ranks {', '.join(map(str, sharing))} on {everybody[sharing[0]].host} have the same GPU ({gpu}), and "
-                "NCCL cannot share a GPU between ranks. Ask for one GPU a rank, or let ranks share GPUs over gloo: "
-                "runtime.backend=gloo",
-                everywhere=True,
-            )
+            named.setdefault(one.gpu, []).append(rank)
+        if one.bus:
+            placed.setdefault((one.host, one.bus), []).append(rank)
+    for groups, have in ((named, "the same GPU"), (placed, "slices (MIG) of the same GPU")):
+        for sharing in groups.values():
+            if len(sharing) > 1:
+                first = everybody[sharing[0]]
+                raise LaunchError(
+                    f"ranks {', '.join(map(str, sharing))} on {first.host} have {have} ({first.gpu or first.bus}), and "
+                    "NCCL cannot share a GPU between ranks. Ask for one whole GPU a rank, or let ranks share GPUs over "
+                    "gloo: runtime.backend=gloo",
+                    everywhere=True,
+                )

@@ -21,6 +21,7 @@ class Introduction:
     reached: str  # the address at which this rank found rank 0's store, empty where that is on this host
     known: bool  # whether the host name leads others here
     gpu: str = ""  # its unique name
+    bus: str = ""  # and its place on the host's bus, which slices (MIG) of one GPU share
 
 
 def this_start(store: Any, rank: int, num_ranks: int, timeout_s: float, host: str = "") -> str:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from fedspec_dist.distributed.collectives import CollectiveError, Collectives, ProcessGroup, SingleProcess
 from fedspec_dist.distributed.devices import choose_backend, choose_device
 from fedspec_dist.distributed.environment import Environment, LaunchError, tell_launcher
+from fedspec_dist.distributed.gpus import gpu_names, set_deterministic, set_precision
 from fedspec_dist.distributed.joining import come_together
 from fedspec_dist.distributed.memory import keep_freed_memory
 from fedspec_dist.distributed.rendezvous import part_of
@@ -92,8 +93,9 @@ def run(
     """
     _set_threads(settings.threads_per_rank)
     keep_freed_memory()
-    _set_deterministic(settings.deterministic)
+    set_deterministic(settings.deterministic)
     device = choose_device(settings.device, environment)
+    set_precision(settings.precision, device)
     num_visible = torch.cuda.device_count() if device.type == "cuda" else 0
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -147,7 +149,7 @@ def _process_group(
     stop: StopRequest,
     record: Callable[[BaseException], None],
 ) -> Iterator[tuple[Collectives, Watch]]:
-    gpu = _unique_name(device) if backend == "nccl" else ""
+    gpu = gpu_names(device) if backend == "nccl" else ("", "")
     store, start = come_together(environment, settings.timeout_s, settings.interface, folder, gpu)
     rank, num_ranks = environment.rank, environment.num_ranks
     try:
@@ -177,10 +179,6 @@ def _process_group(
     # The store of a job that met by itself ends with rank 0.
     watch.close(last=rank == 0 and bool(environment.attempt))
     dist.destroy_process_group()
-
-
-def _unique_name(device: torch.device) -> str:
-    return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
 
 
 def _fail(
@@ -242,12 +240,3 @@ def _set_threads(num_threads: int) -> None:
     torch.set_num_threads(num_threads)
     with contextlib.suppress(RuntimeError):  # can be set once per process
         torch.set_num_interop_threads(1)
-
-
-def _set_deterministic(deterministic: bool) -> None:
-    torch.backends.cudnn.benchmark = False
-    if deterministic:
-        # torch lets convolutions round their inputs to TF32 on GPUs that can; its results differ between GPU types.
-        torch.backends.cudnn.allow_tf32 = False
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)

@@ -50,8 +50,9 @@ class UpdateMatrix:
         """Slice of `sum_k coefficients[k] u_k`, rows added in order (on a GPU: in its matrix product's, per block)."""
         total = self.zeros()
         if total.is_cuda:  # one kernel a block; a launch for each row of each would cost more than the sums
+            coefficients = coefficients.to(total.device)
             for block, out in zip(self._blocks, total.reshape(-1, self._columns.width), strict=True):
-                torch.mv(block.double().T, coefficients.to(out.device), out=out)
+                torch.mv(block.double().T, coefficients, out=out)
             return total
         # Small blocks together, so that a call has enough to do. An entry's sum has the same order either way.
         together = max(1, _COMBINED_COLUMNS // self._columns.width)

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedspec_dist import methods, seeding
 from fedspec_dist.config import Config, Phase, expand_home
 from fedspec_dist.data.partitions import Samples, class_counts
-from fedspec_dist.data.prepared import Dataset, load
+from fedspec_dist.data.prepared import Dataset, images_to, load
 from fedspec_dist.models.network import Network
 
 log = logging.getLogger(__name__)
@@ -33,12 +33,12 @@ class Federation:
     clients: Sequence[np.ndarray]  # client -> positions in the training set
     proxy: tuple[Tensor, Tensor] | None = None  # images, labels: the server's own, taken out of the test set
 
-    def to(self, device: torch.device) -> Federation:
+    def to(self, device: torch.device, image_format: torch.memory_format = torch.channels_last) -> Federation:
         """The same on a device."""
         proxy = self.proxy
         if proxy is not None:
-            proxy = proxy[0].to(device, memory_format=torch.channels_last), proxy[1].to(device)
-        return Federation(self.dataset.to(device), self.clients, proxy)
+            proxy = images_to(proxy[0], device, image_format), proxy[1].to(device)
+        return Federation(self.dataset.to(device, image_format), self.clients, proxy)
 
     @property
     def population(self) -> list[int]:

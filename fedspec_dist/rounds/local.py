@@ -19,7 +19,7 @@ from fedspec_dist.distributed.runtime import Runtime
 from fedspec_dist.fisher.sketch import NonFiniteFisherError
 from fedspec_dist.rounds.divergence import NonFiniteModelError, NonFiniteUpdateError
 from fedspec_dist.rounds.federation import Federation
-from fedspec_dist.rounds.sampling import Workload, client_work
+from fedspec_dist.rounds.sampling import Workload, client_work, send
 from fedspec_dist.rounds.server import LocalRows, RoundFacts
 from fedspec_dist.rounds.stage import FISHER_DIAGONAL, Stage
 
@@ -102,7 +102,7 @@ def train_clients(
                     result.sketches.append((theta.new_zeros(0), theta.new_zeros(0, len(theta))))
             update = result.updates[place, : len(theta)]
             sent = {name: table[place, : len(theta)] for name, table in result.uploads.items()}
-            own = states.get(client)
+            own = send(states[client], runtime.device) if client in states else None
             scalars = stage.executor.train(batches, theta, stage.lr(round_index), update, own=own, uploads=sent)
             if stage.states.names:
                 result.states[client] = stage.executor.kept()

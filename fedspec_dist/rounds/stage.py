@@ -19,6 +19,7 @@ from fedspec_dist.cohort import Clients, Proxy
 from fedspec_dist.config import Config, Phase
 from fedspec_dist.data.augment import Augmentation
 from fedspec_dist.distributed.columns import Columns
+from fedspec_dist.distributed.gpus import spare_memory
 from fedspec_dist.distributed.runtime import Runtime
 from fedspec_dist.models.network import Network
 from fedspec_dist.parameters import ParameterLayout, Segment
@@ -59,7 +60,8 @@ class Stage:
         budget = config.runtime.sketch_memory_mb * 2**20
         self.sketcher: Sketcher | None = None
         if "sketches" in aggregator.needs:
-            self.sketcher = Sketcher(module, self.layout, self.task, images, aggregator, budget)
+            spare = spare_memory(runtime.device, runtime.environment)
+            self.sketcher = Sketcher(module, self.layout, self.task, images, aggregator, budget, spare)
         self.fisher: DiagonalFisher | None = None
         if FISHER_DIAGONAL in aggregator.needs:
             self.fisher = DiagonalFisher(module, self.layout, self.task, images)

@@ -66,6 +66,15 @@ def test_two_ranks_with_one_gpu_are_named() -> None:
     joining._refuse_shared_gpus([Introduction("node1", "", True, gpu) for gpu in ("GPU-a", "GPU-b", "", "")])
 
 
+def test_slices_of_one_gpu_are_one_gpu_to_nccl() -> None:
+    slices = [Introduction("node1", "", True, f"MIG-{rank}", "00:1b:00") for rank in range(2)]
+    message = r"ranks 0, 1 on node1 have slices \(MIG\) of the same GPU .*one whole GPU a rank.*runtime\.backend=gloo"
+    with pytest.raises(LaunchError, match=message):
+        joining._refuse_shared_gpus(slices)
+    # Hosts are alike inside.
+    joining._refuse_shared_gpus([Introduction(f"node{rank}", "", True, f"GPU-{rank}", "00:1b:00") for rank in range(2)])
+
+
 def test_everybody_is_introduced_to_everybody() -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     store.set("introduction/1", '{"host": "node2", "reached": "10.0.0.5", "known": false, "gpu": ""}')
