@@ -9,7 +9,9 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import os
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from importlib import import_module
@@ -530,8 +532,13 @@ def validate(raw: dict[str, Any]) -> Config:
 
 
 def _import_plugins(raw: dict[str, Any]) -> None:
-    """A module adds its own methods to the tables of `fedspec_dist.methods` when it is imported."""
+    """A module adds its own methods to the tables of `fedspec_dist.methods` when it is imported.
+
+    In the current folder Python itself looks first or, with PYTHONSAFEPATH, not at all; here it does so last.
+    """
     names = raw["plugins"]
+    if names and os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
     for name in names if isinstance(names, list) else []:
         try:
             import_module(str(name))

@@ -14,6 +14,7 @@ from typing import Any
 from fedspec_dist import methods
 from fedspec_dist.config import Config, expand_home
 from fedspec_dist.data.files import content_digest
+from fedspec_dist.failures import Kind
 from fedspec_dist.sources import DIGITS, module_digest, package_digest
 from fedspec_dist.tracking.run_folder import RunFolder, checkpoints_in, write_json
 from fedspec_dist.tracking.safe_files import read_object
@@ -21,6 +22,8 @@ from fedspec_dist.tracking.safe_files import read_object
 
 class ChangedError(ValueError):
     """The folder's results were made with other data or other sources; the message says which, and what to do."""
+
+    kind = Kind.CHANGED
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ class Recorded:
 
 def recorded(folder: RunFolder) -> Recorded | None:
     """By the summary of a finished run, else by the newest checkpoint that says anything; None before the first."""
-    if (summary := folder.finished()) is not None:
+    if (summary := folder.ended()) is not None:
         accepted = summary.get("accepted")
         said = [summary.get("identity"), *(accepted if isinstance(accepted, list) else [])]
         known = tuple(identity for identity in map(Identity.read, said) if identity is not None)
@@ -136,7 +139,7 @@ def settle(folder: RunFolder, now: Callable[[], Identity], accept: bool) -> list
     if accepted and found.finished:
         # The result stays what it is, made with what it was made with; that it is taken all the same is added.
         known = [*found.identities[1:], identity.filled(found.identities[0])]
-        summary = folder.finished() or {}
+        summary = folder.ended() or {}
         write_json(folder.summary, summary | {"accepted": [each.to_dict() for each in known]})
     return accepted
 

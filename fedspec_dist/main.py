@@ -16,11 +16,19 @@ if __name__ == "__main__":  # before the imports below, which take a second
 
 import argparse
 import logging
+import os
 from collections.abc import Sequence
 from typing import IO, cast
 
 from fedspec_dist.config import Config, ConfigError, load, split_arguments
-from fedspec_dist.distributed.environment import LaunchError, is_first, read_environment
+from fedspec_dist.distributed.environment import (
+    Environment,
+    LaunchError,
+    is_first,
+    name_of_start,
+    read_environment,
+    tell_launcher,
+)
 from fedspec_dist.tracking.streams import Output, open_standard_streams
 
 EXIT_USAGE = 2
@@ -42,19 +50,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         if is_first() or not error.everywhere:
             print(f"config error: {error}", file=sys.stderr)
+            tell_launcher(f"config error: {error}")
         return EXIT_USAGE
 
 
 def _run(config: Config, options: argparse.Namespace) -> int:
+    # torch warns with pages of C++ frames of a store that is gone; what has ended we say ourselves. Errors are shown.
+    if not options.debug:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # Late, so that a wrong config is refused in a fraction of a second and without torch.
     from rich.console import Console
 
     from fedspec_dist.distributed import runtime
     from fedspec_dist.rounds.plan import print_plan
     from fedspec_dist.rounds.run import execute
-    from fedspec_dist.tracking.run_folder import log_to_console
+    from fedspec_dist.tracking.events import Events
+    from fedspec_dist.tracking.run_folder import RunFolder, log_to_console
 
     log_to_console(rank=0, num_ranks=1)
+    environment, (start, job_id) = Environment(), name_of_start()
+    folder = RunFolder(config.run_folder())
     try:
         environment = read_environment()
         if options.debug and environment.num_ranks > 1:
@@ -63,16 +78,21 @@ def _run(config: Config, options: argparse.Namespace) -> int:
         console = Console(file=cast(IO[str], Output(sys.stdout)))
         if options.plan:
             return runtime.guard(environment, lambda: print_plan(config, environment, options.ranks, console))
+        events = Events(folder.events, start, environment.rank, environment.host, job_id)
         return runtime.run(
             config.runtime,
             environment,
-            lambda job: execute(config, job, options.fresh, console, options.accept_changes),
+            lambda job: execute(config, job, options.fresh, console, events, options.accept_changes),
             options.debug,
-            config.run_folder(),
+            folder.path,
+            events.failure,
         )
     except LaunchError as error:
         if is_first() or not error.everywhere:
+            if not options.plan and folder.path.is_dir():
+                Events(folder.events, start, environment.rank, environment.host, job_id).failure(error)
             logging.getLogger(__name__).error("%s", error)
+            tell_launcher(str(error))
         return EXIT_USAGE
 
 

@@ -15,6 +15,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fedspec_dist.tracking.events import DIVERGED
+from fedspec_dist.tracking.text_files import read_text
 from launch import attempts, queue
 from launch.logs import last_error, srun_errors
 from launch.record import SubmissionFolder, run_of
@@ -44,6 +46,18 @@ def settle(
     files: SubmissionFolder, folder: Path, job_id: str, code: int, ended: bool, restart: int
 ) -> tuple[str, bool]:
     """What to say, and whether to start the job again; writes the attempt's end where nobody did."""
+    try:
+        return _settle(files, folder, job_id, code, ended, restart)
+    except OSError as error:
+        return (
+            f"the job failed with exit code {code}{_signal_of(code)}, and no account of it can be written: {error}",
+            False,
+        )
+
+
+def _settle(
+    files: SubmissionFolder, folder: Path, job_id: str, code: int, ended: bool, restart: int
+) -> tuple[str, bool]:
     if ended or code == 0 or files.is_cancelled(job_id):
         return "", False
     history = attempts.read(files.attempts, job_id)
@@ -54,6 +68,10 @@ def settle(
         return "", False
     if abs(code) - 128 * (code > 0) in (signal.SIGUSR1, signal.SIGUSR2):
         return _after_early_signal(files, job_id, history)
+    end = files.last_end(history[-1].started)
+    if end is not None and end.name == DIVERGED:
+        attempts.add_end(files.attempts, job_id, files.rounds_saved(), attempts.DIVERGED, end.message)
+        return f"the run diverged: {end.message}. Not started again: it would diverge again", False
     settings = allowed(files, "requeue_on_failure")
     failures = sum(attempt.outcome in (attempts.FAILED, attempts.RETRIED) for attempt in history) + 1
     reason = explain(files, folder, job_id, code, history[-1].started)
@@ -81,9 +99,9 @@ def allowed(files: SubmissionFolder, key: str) -> int:
     import yaml
 
     try:
-        config = yaml.safe_load(files.config.read_text(encoding="utf-8"))
+        config = yaml.safe_load(read_text(files.config))
         return int(config["cluster"][key])
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+    except (ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError):
         return 0
 
 
@@ -91,7 +109,8 @@ def explain(files: SubmissionFolder, folder: Path, job_id: str, code: int, start
     """The run's own last error, else what srun said of its tasks, else the exit code."""
     log = folder / f"{job_id}_0_log.out"
     tasks = srun_errors(log)
-    said = last_error(files.run_folder, sorted(folder.glob(f"{job_id}_*_log.out")), started)
+    end = files.last_end(started)
+    said = end.message if end is not None else last_error(sorted(folder.glob(f"{job_id}_*_log.out")))
     parts = [f"the job failed with exit code {code}{_signal_of(code)}", *tasks[:3], *([said] if said else [])]
     if code == -9 or any("Killed" in line or "Out Of Memory" in line for line in tasks):
         parts.append("a task was killed from outside: if nobody did, it was out of memory (--mem-gb)")

@@ -7,22 +7,25 @@ batch script. An attempt without an end was killed with everything around it: by
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedspec_dist.tracking.safe_files import read_objects
+from fedspec_dist.tracking.text_files import append_line
+
 FINISHED = "finished"
 REQUEUED = "requeued"  # after a signal, by us or by the scheduler
 CANCELLED = "cancelled"
 STOPPED = "stopped"  # by a signal that asks for no further attempt
 GAVE_UP = "gave up"
+DIVERGED = "diverged"  # it would again
 FAILED = "failed"
 RETRIED = "failed, retried"
 # After these the job has been seen to; the batch script adds nothing.
-SETTLED = (FINISHED, REQUEUED, CANCELLED, STOPPED, GAVE_UP)
+SETTLED = (FINISHED, REQUEUED, CANCELLED, STOPPED, GAVE_UP, DIVERGED)
 
 
 @dataclass(frozen=True)
@@ -55,30 +58,21 @@ class Attempt:
 
 def read(path: Path, job_id: str) -> list[Attempt]:
     """The attempts of one job, in order; broken lines (a full disk, a kill) are left out."""
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
     found: list[Attempt] = []
-    for line in lines:
+    for event in read_objects(path):
         try:
-            event = json.loads(line)
             if event["job_id"] != job_id:
                 continue
+            at, saved = float(event["time"]), int(event["round"])
             if event["event"] == "start":
                 if found:  # it may have been killed, or have saved one more round after its account
-                    found[-1] = replace(found[-1], end_round=max(found[-1].end_round or 0, event["round"]))
-                number, restart, host = len(found) + 1, event.get("restart", 0), event.get("host", "")
-                found.append(Attempt(job_id, number, event["round"], event["time"], restart, host))
+                    found[-1] = replace(found[-1], end_round=max(found[-1].end_round or 0, saved))
+                restart, host = int(event.get("restart", 0)), str(event.get("host", ""))
+                found.append(Attempt(job_id, len(found) + 1, saved, at, restart, host))
             elif found:
-                found[-1] = replace(
-                    found[-1],
-                    end_round=event["round"],
-                    ended=event["time"],
-                    outcome=event["outcome"],
-                    reason=event.get("reason", ""),
-                )
-        except (ValueError, KeyError, TypeError):
+                outcome, reason = str(event["outcome"]), str(event.get("reason", ""))
+                found[-1] = replace(found[-1], end_round=saved, ended=at, outcome=outcome, reason=reason)
+        except (ValueError, KeyError, TypeError, OverflowError):
             continue
     return found
 
@@ -108,10 +102,7 @@ def add_end(path: Path, job_id: str, saved_round: int, outcome: str, reason: str
 
 def _append(path: Path, event: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({**event, "time": time.time()}) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    append_line(path, json.dumps({**event, "time": time.time()}), sync=True)
 
 
 # What starting, stopping and a busy scheduler may take of the time of a job.

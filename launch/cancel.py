@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launch import queue
+from launch.commands import as_command
 from launch.follow import queue_state
 from launch.record import Record, SubmissionFolder, write
 
@@ -26,6 +27,8 @@ def cancel(run_folder: Path) -> str:
     record = files.record()
     if record is None:
         raise ValueError(f"{run_folder}: was not submitted by launch.submit; allowed: run folders with a submission")
+    if not files.is_ours(record.folder):
+        raise ValueError(f"{run_folder}: its job.json is of another run's job, which is left alone; was it moved here?")
     state = queue_state(record)
     if not state.is_alive:
         return f"{run_folder}: job {record.job_id} has already ended"
@@ -33,13 +36,17 @@ def cancel(run_folder: Path) -> str:
     try:
         _end(record, state)
     except queue.QueueError:
-        files.cancelled.unlink()
+        files.cancelled.unlink(missing_ok=True)
         raise
     return f"{run_folder}: job {record.job_id} cancelled"
 
 
 def _end(record: Record, state: queue.QueueState) -> None:
     if record.cluster == "slurm":
+        log = queue.job_fields(record.job_id).get("StdOut", "")
+        # Ids repeat, and a file can say anything. scontrol's line is cut at a space.
+        if log and not log.startswith(f"{record.folder}/".split()[0]):
+            raise queue.QueueError(f"job {record.job_id} is not of this run: its log is {log}. Nothing was cancelled")
         queue.run_command(["scancel", record.job_id])
         return
     if state.name == queue.UNKNOWN:
@@ -62,4 +69,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(as_command(main))

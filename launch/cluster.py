@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from fedspec_dist.config import Cluster, Config, ConfigError, minutes
 
+ROOT = Path(__file__).resolve().parents[1]  # where this code is found
 CLUSTERS = ("slurm", "local", "debug")
 
 # What torchrun or another launcher may have left in the submitting shell; here every task is one rank.
@@ -101,8 +103,28 @@ def check(config: Config, where: str) -> Layout:
         )
     if where == "slurm":
         check_signal(cluster)
+        _check_texts(cluster)
         _extra(cluster)
     return shape
+
+
+def _check_texts(cluster: Cluster) -> None:
+    """What stands in lines of the batch script has to stay in them: behind a line break would be a command.
+
+    Raises:
+        ConfigError: a value of the section has characters that no name of the scheduler's has.
+    """
+    for key, value in cluster.model_dump().items():
+        if isinstance(value, str):
+            check_line(f"cluster.{key}", value)
+
+
+def check_line(key: str, text: str) -> None:
+    """Raises:
+    ConfigError: the text is not one line of printable characters.
+    """
+    if not text.isprintable() or not text.strip():
+        raise ConfigError(f"{key}: got {text[:200]!r}; allowed: one line of printable characters")
 
 
 def check_signal(cluster: Cluster) -> None:
@@ -143,7 +165,12 @@ def _extra(cluster: Cluster) -> dict[str, Any]:
         if name in _RESERVED:
             raise ConfigError(f"cluster.extra.{key}: is set by launch.submit itself; leave it out")
         # sbatch takes a backslash out of a value however it is quoted.
-        if value is False or not isinstance(value, (str, int, float)) or {"\n", "\\"} & set(str(value)):
+        if (
+            value is False
+            or not isinstance(value, (str, int, float))
+            or not str(value).isprintable()
+            or "\\" in str(value)
+        ):
             raise ConfigError(
                 f"cluster.extra.{key}: got {value!r}; allowed: one line of text without a backslash, a number, or true "
                 "for an option without a value"
@@ -158,16 +185,22 @@ def check_path(key: str, path: Path) -> None:
     Raises:
         ConfigError: the path cannot stand in a job script.
     """
-    found = [sign for sign in ("\n", "%", "\\") if sign in str(path)]
+    found = [sign for sign in str(path) if sign in "%\\" or ord(sign) < 32 or ord(sign) == 127]
     if found:
         raise ConfigError(f"{key}: got {str(path)!r}; {found[0]!r} cannot stand in the path of a submitted run")
 
 
 def sbatch_parameters(
-    cluster: Cluster, name: str, setup: Sequence[str], after: str | None = None, array: bool = False
+    cluster: Cluster, name: str, setup: Sequence[str], after: str | None = None, array: int = 0
 ) -> dict[str, Any]:
-    """What submitit's SlurmExecutor is given; its names, our meaning."""
+    """What submitit's SlurmExecutor is given; its names, our meaning. `array`: the runs of a job array.
+
+    Raises:
+        ConfigError: a text that cannot stand in a line of a batch script.
+    """
     shape = layout(cluster)
+    _check_texts(cluster)
+    check_line("name of the job", name)
     parameters: dict[str, Any] = {
         "job_name": name,
         "time": minutes(cluster.time),
@@ -193,9 +226,10 @@ def sbatch_parameters(
     if cluster.mem_gb is not None:
         parameters["additional_parameters"]["mem"] = f"{ceil(cluster.mem_gb * 1024)}M"
     if after is not None:
-        parameters["dependency"] = f"afterany:{after}"
-    if array and cluster.array_parallelism is not None:
-        parameters["array_parallelism"] = cluster.array_parallelism
+        own = parameters["additional_parameters"].pop("dependency", None)
+        parameters["dependency"] = ",".join(filter(None, [own, f"afterany:{after}"]))
+    if array:  # without a limit of ours submitit would set one of 256
+        parameters["array_parallelism"] = cluster.array_parallelism or array
     return parameters
 
 
@@ -233,14 +267,24 @@ def overriding_variables(cluster: Cluster) -> set[str]:
     return {f"SBATCH_{name}" for name in names}
 
 
+def python_variables(variables: Mapping[str, str], root: Path) -> dict[str, str]:
+    """For processes of ours: this code is found first, and plugins are looked for in the current folder last.
+
+    By itself Python looks there first, and takes a `launch.py` of the user's for ours. Python 3.10 does so in any case.
+    """
+    paths = [str(root), variables.get("PYTHONPATH")]
+    return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
 def setup_lines(python: str, root: Path, folder: Path) -> list[str]:
     """What the batch script does before srun: a clean environment, and an account of its end by `launch.aftermath`.
 
+    Where Python looks is as in `python_variables`.
     The trap for SIGTERM only notes it: without one, bash would end at once and not see how srun ends.
     """
     account = f'{shlex.quote(python)} -m launch.aftermath "$code" "$ended" {shlex.quote(str(folder))}'
     return [
-        f'export PYTHONPATH={shlex.quote(str(root))}"${{PYTHONPATH:+:$PYTHONPATH}}"',
+        f'export PYTHONSAFEPATH=1 PYTHONPATH={shlex.quote(str(root))}"${{PYTHONPATH:+:$PYTHONPATH}}"',
         f"unset {' '.join(LAUNCHER_VARIABLES)}",
         "ended=0",
         "trap 'ended=1' TERM",

@@ -8,19 +8,20 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import groupby
 from pathlib import Path
 from types import FrameType
 
 from fedspec_dist.config import ConfigError
 from launch import pool, queue
 from launch.axes import Run
-from launch.cluster import check, sbatch_parameters, sbatch_text, setup_lines
+from launch.cluster import ROOT, check, sbatch_parameters, sbatch_text, setup_lines
 from launch.collect import one_line, write_report
+from launch.commands import command, give_up_stdout
 from launch.outcomes import CONSOLE, QUEUED, RUNNING
 from launch.record import SubmissionFolder
-from launch.start import ROOT
 from launch.study import Study
-from launch.submission import Submission, submit_array
+from launch.submission import Submission, parts, submit_array
 
 EXIT_FAILED, EXIT_STOPPED = 1, 75
 _POLL_S = 0.2
@@ -176,8 +177,9 @@ def run_on_slurm(study: Study, wait: bool, submit: Callable[..., list[Submission
                     study.start_over(run)
                 submissions = submit([(run.config, run.arguments) for run in runs], name=study.sweep.name)
                 tried |= {run.folder for run in runs}
-                first = submissions[0]
-                say(f"job {first.job_id.split('_')[0]}: {len(runs)} runs; logs in {first.log.parent}")
+                for job, members in groupby(submissions, lambda submission: submission.job_id.partition("_")[0]):
+                    logs = [submission.log.parent for submission in members]
+                    say(f"job {job}: {len(logs)} runs; logs in {logs[0]}")
             elif not queued:
                 break
             if not wait:
@@ -186,11 +188,12 @@ def run_on_slurm(study: Study, wait: bool, submit: Callable[..., list[Submission
                     say("start the same command again when they have ended: what comes next depends on the results")
                 return 0
             if not _wait_for_queue(study, tried, stopped):
-                say("no longer waiting; the jobs go on, and python -m launch.cancel RUN ends one")
+                say(f"no longer waiting; the jobs go on, and {command('cancel')} RUN ends one")
                 return EXIT_STOPPED
     failed = study.waiting()
     for run in failed:
-        say(f"{one_line(study, run)}: {study.outcome(run).error or f'see python -m launch.status {run.folder}'}")
+        look = f"see {command('status')} {run.folder}"
+        say(f"{one_line(study, run)}: {study.outcome(run).error or look}")
     return EXIT_FAILED if _say_lost(study) or failed else 0
 
 
@@ -229,9 +232,16 @@ def slurm_plan(study: Study) -> str:
     check(config, "slurm")
     folder = config.run_folder().absolute().parent / ".arrays" / "DATE-TIME"
     setup = setup_lines(sys.executable, ROOT, folder)
-    parameters = sbatch_parameters(config.cluster, study.sweep.name, setup, array=True)
-    return sbatch_text(parameters, sys.executable, folder, len(runs))
+    arrays = [part.stop - part.start for part in parts(len(runs))]
+    parameters = sbatch_parameters(config.cluster, study.sweep.name, setup, array=arrays[0])
+    text = sbatch_text(parameters, sys.executable, folder, arrays[0])
+    further = f"\n# and the same for further arrays of {', '.join(map(str, arrays[1:]))} runs" if arrays[1:] else ""
+    return f"{text.rstrip()}{further}"
 
 
 def say(line: str) -> None:
-    print(line, flush=True)
+    """To whoever still reads: a sweep at work goes on without."""
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        give_up_stdout()

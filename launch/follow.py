@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launch import attempts, queue
+from launch.commands import as_command, command
 from launch.logs import Tail, last_error
 from launch.record import Record, SubmissionFolder
 
+EXIT_DIVERGED = 3
 _POLL_S = 1.0
 # A job between two attempts may look ended for a moment; files on a network file system come late.
 _SETTLE_S = 10.0
@@ -41,6 +43,8 @@ def outcome(files: SubmissionFolder, record: Record, state: queue.QueueState) ->
     """How the job ended, as far as its files and the queue tell; None when they leave it open."""
     if files.finished():
         return Outcome(True, "finished")
+    if reason := files.diverged():
+        return Outcome(False, attempts.DIVERGED, f": {reason}")
     history = attempts.read(files.attempts, record.job_id)
     if history and history[-1].outcome == attempts.FINISHED:  # a health check
         return Outcome(True, "finished")
@@ -84,7 +88,8 @@ def wait(
             if known is not None and (known.finished or time.monotonic() - ended_at > min(2.0, settle_s)):
                 break
             if time.monotonic() - ended_at > settle_s:
-                said = last_error(run_folder, record.logs(), attempts.last_start(files.attempts, record.job_id))
+                end = files.last_end(attempts.last_start(files.attempts, record.job_id))
+                said = end.message if end is not None else last_error(record.logs())
                 known = Outcome(False, "ended without an account of it", f": {said}" if said else "")
                 break
         else:
@@ -96,7 +101,7 @@ def wait(
 
 
 def follow_and_report(run_folder: Path, follow: bool) -> int:
-    """0 for a finished run, 1 for another end, 130 when Ctrl-C ended the waiting."""
+    """0 for a finished run, 3 for one that diverged, 1 for another end, 130 when Ctrl-C ended the waiting."""
 
     def show(text: str) -> None:
         sys.stdout.write(text)
@@ -105,10 +110,10 @@ def follow_and_report(run_folder: Path, follow: bool) -> int:
     try:
         found = wait(run_folder, show if follow else None)
     except KeyboardInterrupt:
-        print(f"\nno longer waiting; the job goes on. python -m launch.cancel {run_folder} ends it", file=sys.stderr)
+        print(f"\nno longer waiting; the job goes on. {command('cancel')} {run_folder} ends it", file=sys.stderr)
         return 130
     print(f"{run_folder}: {found.text}", file=sys.stdout if found.finished else sys.stderr)
-    return 0 if found.finished else 1
+    return 0 if found.finished else EXIT_DIVERGED if found.state == attempts.DIVERGED else 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -122,4 +127,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(as_command(main))

@@ -29,7 +29,8 @@ from launch.cluster import LAUNCHER_VARIABLES
 from launch.overdue import Overdue, patience
 from launch.record import SubmissionFolder
 
-EXIT_STOPPED = 75  # of fedspec_dist.main: stopped by a signal, with a checkpoint
+# Of fedspec_dist.main: stopped by a signal, with a checkpoint; or with numbers that are not finite.
+EXIT_STOPPED, EXIT_DIVERGED = 75, 3
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -75,7 +76,10 @@ class Job(Checkpointable):
         requeue = signal.getsignal(signal.SIGUSR2)  # submitit's
         account = _Account(SubmissionFolder(self.run_folder), task.job_id, self.rules)
         if task.global_rank == 0:
-            account.start()
+            try:
+                account.start()
+            except OSError as error:
+                _leave(f"no account of this attempt can be written: {error}")
         if self.program == "doctor":
             return self._examine(account, task.global_rank)
         overdue = Overdue(_last_stop, lambda name: self._when_overdue(account, name, requeue), self._patience)
@@ -85,8 +89,8 @@ class Job(Checkpointable):
         if overdue.stop():
             sys.exit(0)  # the scheduler is ending the job
         if task.global_rank:
-            # Other ranks leave quietly: with --kill-on-bad-exit any other code would end rank 0 amid its requeue.
-            if code in (0, EXIT_STOPPED):
+            # Other ranks leave quietly: with --kill-on-bad-exit any other code would end rank 0 amid its account.
+            if code in (0, EXIT_STOPPED, EXIT_DIVERGED):
                 sys.exit(0)
             _leave(f"rank {task.global_rank} on {task.hostname} ended with exit code {code}")
         if code == 0:
@@ -94,6 +98,9 @@ class Job(Checkpointable):
             return 0
         if code == EXIT_STOPPED:
             self._after_stop(account, stopped_by, early, requeue)
+        if code == EXIT_DIVERGED:
+            account.end(attempts.DIVERGED, account.said())
+            sys.exit(EXIT_DIVERGED)
         # A failure is accounted for by the batch script, which also sees what this process cannot survive.
         _leave(f"the run ended with exit code {code}; the reason stands above and in {self.run_folder}/log")
 
@@ -171,6 +178,11 @@ class _Account:
             _leave(reason)
         if said := attempts.stuck(before):
             print(f"launch: {said}", file=sys.stderr, flush=True)
+
+    def said(self) -> str:
+        """How the run itself says that it ended."""
+        end = self._files.last_end()
+        return end.message if end is not None else self._files.diverged()
 
     def end(self, outcome: str, reason: str) -> None:
         attempts.add_end(self._files.attempts, self._job_id, self._files.rounds_saved(), outcome, reason)

@@ -13,14 +13,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
 
+from submitit.core.utils import JobPaths
 from submitit.local.local import LOCAL_REQUEUE_RETURN_CODE, Controller, LocalExecutor, LocalJob
 
+from fedspec_dist.distributed.orphans import die_with_parent
 from launch.aftermath import settle
 from launch.attempts import LOCAL_RESTARTS
-from launch.cluster import LAUNCHER_VARIABLES
+from launch.cluster import LAUNCHER_VARIABLES, python_variables
+from launch.queue import CONTROLLER
 from launch.record import SubmissionFolder, run_of
 
 # Ranks tell each other of failures within seconds; this is for those that had not met yet.
@@ -48,7 +52,7 @@ class DetachedExecutor(LocalExecutor):
         folder = Path(self.folder)
         with (folder / "controller.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "launch.local", str(folder)],
+                [sys.executable, "-m", CONTROLLER, str(folder)],
                 env={**self.parameters["variables"], **variables},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -68,7 +72,7 @@ def local_variables(variables: Mapping[str, str], root: Path, gpus: int | None) 
         for name, value in variables.items()
         if name not in LAUNCHER_VARIABLES and not name.startswith(("SLURM_", "SUBMITIT_"))
     }
-    kept["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), kept.get("PYTHONPATH")]))
+    kept |= python_variables(kept, root)
     if gpus is not None:
         shown = kept.get("CUDA_VISIBLE_DEVICES")
         devices = (
@@ -79,6 +83,22 @@ def local_variables(variables: Mapping[str, str], root: Path, gpus: int | None) 
 
 
 class LocalController(Controller):
+    def start_tasks(self) -> None:
+        """As submitit does, and each dies with this process, from its first line on and however this one ends."""
+        for rank in range(self.ntasks):
+            log = JobPaths(self.folder, self.pid, rank).stdout.open("a")
+            self.stdouts.append(log)
+            names = {"LOCALID": rank, "GLOBALID": rank, "JOB_ID": self.pid}
+            variables = {f"SUBMITIT_LOCAL_{name}": str(value) for name, value in names.items()}
+            task = subprocess.Popen(
+                self.command,
+                env={**os.environ, **variables},
+                stdout=log,
+                stderr=log,
+                preexec_fn=partial(die_with_parent, os.getpid()),
+            )
+            self.tasks.append(task)
+
     def wait(self, freq: int = 0) -> Sequence[int | None]:
         """Exit codes once all tasks have ended, or some time after one of them has failed, or at the time limit."""
         started, failed_at, warned = time.monotonic(), None, False

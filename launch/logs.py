@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from fedspec_dist.tracking.safe_files import open_regular
+from fedspec_dist.tracking.text_files import read_text
+
 _TAIL_BYTES = 64 * 1024
-# log/rank-N.log has times and levels; the console's lines begin with the rank, or with what went wrong.
-_LOGGED = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\S* (?:ERROR|CRITICAL) \S+: (.*)")
+# The console's lines begin with the rank, or with what went wrong.
 _SHOWN = re.compile(r"^(?:\[rank \d+\] )?(?:config )?error: (.*)")
 # Not KeyboardInterrupt: that is how a launcher ends the ranks that are left, after one has failed.
 _RAISED = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception)\b.*")
@@ -18,23 +20,14 @@ _SRUN = re.compile(r"^(?:srun|slurmstepd\S*): error: (.*)")
 
 def tail(path: Path) -> list[str]:
     """The last lines of a file, none where there is none."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            return file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return []
+    return read_text(path, _TAIL_BYTES).splitlines()
 
 
-def last_error(run_folder: Path, job_logs: Iterable[Path], since: float = 0.0) -> str:
-    """The last line of the run's own logs, else of the job's, that says what went wrong; empty without one.
+def last_error(job_logs: Iterable[Path]) -> str:
+    """The last line of a job's logs that says what went wrong; empty without one.
 
-    `since`: when the last attempt started, in seconds since 1970; what earlier ones died of is another matter.
+    A last resort, for processes that died before the run could say what happened (its events.jsonl).
     """
-    for path in sorted((run_folder / "log").glob("rank-*.log"), key=_written, reverse=True):
-        found = [m[2] for line in tail(path) if (m := _LOGGED.match(line)) and _time(m[1]) >= int(since)]
-        if found:
-            return found[-1]
     for pattern in (_SHOWN, _RAISED, _SRUN):
         for path in job_logs:
             lines = [m[m.lastindex or 0] for line in _last_start(tail(path)) if (m := pattern.match(line))]
@@ -56,20 +49,6 @@ def _last_start(lines: list[str]) -> list[str]:
     return lines[starts[-1] :] if starts else lines
 
 
-def _time(text: str) -> float:
-    try:
-        return time.mktime(time.strptime(text, "%Y-%m-%d %H:%M:%S"))
-    except (ValueError, OverflowError):
-        return 0.0
-
-
-def _written(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
 class Tail:
     """What is new in a file since the last look, in whole lines."""
 
@@ -80,8 +59,8 @@ class Tail:
 
     def read(self) -> str:
         try:
-            with self._path.open("rb") as file:
-                if self._path.stat().st_size < self._offset:  # emptied
+            with open_regular(self._path) as file:
+                if os.fstat(file.fileno()).st_size < self._offset:  # emptied
                     self._offset, self._rest = 0, b""
                 file.seek(self._offset)
                 new = file.read()

@@ -1,15 +1,17 @@
-"""What has become of a run, read from its folder alone."""
+"""What has become of a run, read from what it wrote into its folder: summary, events, metrics."""
 
 from __future__ import annotations
 
 import os
-import re
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from fedspec_dist.tracking import events, metrics
+from fedspec_dist.tracking.run_folder import RunFolder
+from fedspec_dist.tracking.text_files import read_text
 from launch.axes import Run
 
 FINISHED, DIVERGED, FAILED = "finished", "diverged", "failed"
@@ -17,14 +19,6 @@ RUNNING, QUEUED, UNFINISHED, PENDING = "running", "queued", "unfinished", "pendi
 
 # Where the local pool puts what a run prints.
 CONSOLE = Path("log", "console.log")
-
-# Of the log files: `2026-01-31 12:00:00,123 LEVEL module: text`, the text going on over lines of another form.
-_RECORD = re.compile(r"^(?P<time>\d{4}-\d\d-\d\d [\d:,]{12}) (?P<level>[A-Z]+) (?P<module>[\w.]+): (?P<text>.*)")
-_HOLDER_BYTES = 1000  # more than any line of a lock
-_START = re.compile(r"rank \d+ of \d+ on ")
-_NONFINITE = re.compile(r"non-finite|not finite|NaN or infinite")
-# In what a run says that `runtime.on_nonfinite=skip` takes past its bad client.
-_CAN_SKIP = "runtime.on_nonfinite=skip"
 
 
 @dataclass(frozen=True)
@@ -96,60 +90,37 @@ class Outcomes:
 
 def read_outcome(folder: Path, skips: bool = False) -> Outcome:
     """`skips`: whether the run would go on past a bad client, so that having stopped at one is no result."""
-    # Not at the top: this folder starts from the config alone. Neither imports torch.
-    from fedspec_dist.tracking.metrics import read
-    from fedspec_dist.tracking.run_folder import RunFolder
-
     files = RunFolder(folder)
-    if (summary := files.finished()) is not None:
-        return Outcome(FINISHED, read(files.metrics), summary)
-    if not files.logs.exists():
+    records = metrics.read(files.metrics)
+    if (summary := files.ended()) is not None:
+        diverged = summary["status"] == DIVERGED
+        return Outcome(DIVERGED if diverged else FINISHED, records, summary, str(summary.get("reason", "")))
+    happened = events.read(files.events)
+    if not happened and not files.logs.exists():
         return Outcome(PENDING)
-    records = read(files.metrics)
-    if _in_use(folder / ".lock"):
+    if in_use(folder):
         return Outcome(RUNNING, records)
-    error = last_error(files.logs)
-    if not error:
+    end = events.last_end(happened)
+    if end is None or end.name not in (events.FAILED, events.DIVERGED):
         return Outcome(UNFINISHED, records)
-    diverged = _NONFINITE.search(error) and not (skips and _CAN_SKIP in error)
-    return Outcome(DIVERGED if diverged else FAILED, records, error=error)
+    diverged = end.name == events.DIVERGED and not (skips and events.diverged_at_a_client(end))
+    return Outcome(DIVERGED if diverged else FAILED, records, error=end.message)
 
 
-def last_error(logs: Path) -> str:
-    """The error that ended a run's last start, on whichever rank it was; empty when none did."""
-    by_rank = {path: _records(path) for path in sorted(logs.glob("rank-*.log"))}
-    starts = [time for time, _, text in by_rank.get(logs / "rank-0.log", []) if _START.match(text)]
-    started = starts[-1] if starts else ""
-    errors = [
-        (time, text)
-        for records in by_rank.values()
-        for time, level, text in records
-        if level in ("ERROR", "CRITICAL") and time >= started
-    ]
-    return max(errors)[1].strip() if errors else ""
-
-
-def _records(path: Path) -> list[tuple[str, str, str]]:
-    """Time, level and text of each record, all lines of it."""
-    records: list[tuple[str, str, str]] = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        if found := _RECORD.match(line):
-            records.append((found["time"], found["level"], found["text"]))
-        elif records:
-            time, level, text = records[-1]
-            records[-1] = (time, level, f"{text}\n{line}")
-    return records
-
-
-def _in_use(lock: Path) -> bool:
+def in_use(folder: Path) -> bool:
     """Whether a process of this host holds the lock of a run; without taking it, which would be in its way."""
     from fedspec_dist.tracking.safe_files import open_regular
 
     try:
-        with open_regular(lock) as file:
-            inode, holder = os.fstat(file.fileno()).st_ino, file.read(_HOLDER_BYTES).decode("utf-8", "replace").strip()
+        with open_regular(folder / ".lock") as file:
+            inode = os.fstat(file.fileno()).st_ino
         held = Path("/proc/locks").read_text(encoding="ascii").splitlines()
     except OSError:
         return False
-    here = holder.endswith(f" on {socket.gethostname()}") or holder.endswith(f" on {os.uname().nodename}")
-    return here and any(" FLOCK " in line and f":{inode} " in line for line in held)
+    return not other_host(folder) and any(" FLOCK " in line and f":{inode} " in line for line in held)
+
+
+def other_host(folder: Path) -> str:
+    """The host of the run's last process, of whose locks nothing is known here; empty for this one, and for none."""
+    _, _, host = read_text(folder / ".lock", last=1000).strip().rpartition(" on ")
+    return "" if host in (socket.gethostname(), os.uname().nodename) else host

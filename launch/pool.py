@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shutil
 import signal
@@ -11,18 +10,19 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from fedspec_dist.distributed.orphans import die_with_parent
 from launch.axes import Run
-from launch.cluster import LAUNCHER_VARIABLES
+from launch.cluster import LAUNCHER_VARIABLES, ROOT, python_variables
 from launch.outcomes import CONSOLE
 
 # A run that is told to stop finishes the client it trains and writes a checkpoint; torchrun gives its ranks 30 s.
 GRACE_S = 60.0
 _KILL_S = 10.0
-_PR_SET_PDEATHSIG = 1
 # By this variable the processes of a run are known, whoever their parent is by then.
 _TOKEN = "FEDSPEC_DIST_SWEEP_RUN"
 
@@ -47,6 +47,7 @@ def environment(outer: Mapping[str, str], threads: int, gpus: Sequence[str] | No
         for name, value in outer.items()
         if name not in (*LAUNCHER_VARIABLES, *_TASK) and not name.startswith(_TASK_PREFIXES)
     }
+    inner |= python_variables(inner, ROOT)
     inner.setdefault("OMP_NUM_THREADS", str(threads))
     if gpus is not None:
         inner["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
@@ -110,7 +111,7 @@ class Pool:
                 stderr=subprocess.STDOUT,
                 env={**environment(os.environ, threads, gpus if on_gpus else None), _TOKEN: token},
                 start_new_session=True,  # a Ctrl-C at the terminal is for the sweep, which passes it on in its way
-                preexec_fn=_end_with(os.getpid()),
+                preexec_fn=partial(die_with_parent, os.getpid(), signal.SIGTERM),
             )
         self._working.append(_Process(run, handle, gpus, token))
 
@@ -174,16 +175,3 @@ def _members(token: str) -> list[int]:
             if f"{_TOKEN}={token}".encode() in path.read_bytes().split(b"\0"):
                 found.append(int(path.parent.name))
     return found
-
-
-def _end_with(parent: int) -> Callable[[], None]:
-    """For a new process: SIGTERM comes when its parent dies, however it dies. Linux only."""
-    libc = ctypes.CDLL(None)
-
-    def prepare() -> None:
-        if hasattr(libc, "prctl"):
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-            if os.getppid() != parent:
-                os._exit(1)
-
-    return prepare

@@ -9,6 +9,7 @@ import socket
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ ENDED = {
 # Variables of a shell that change what the commands show, which would hide jobs.
 _SHOWING = ("SQUEUE_", "SACCT_", "SCONTROL_", "SLURM_TIME_FORMAT")
 GONE = "not in the queue"
+CONTROLLER = "launch.local"  # the module that a local job is
 UNKNOWN = "unknown"
 
 
@@ -72,14 +74,17 @@ def slurm_state(job_id: str) -> QueueState:
 
 
 def local_state(job_id: str, folder: str, host: str) -> QueueState:
-    """Of submitit's controller: a process of this machine whose command line has its folder, for ids repeat."""
+    """Of our controller, a process of this machine whose command line has its folder: process ids repeat."""
     if host != socket.gethostname():
         return QueueState(UNKNOWN, f"started on {host}")
+    if not folder or not re.fullmatch(r"[1-9][0-9]*", job_id):
+        return QueueState(GONE)
     try:
         words = Path(f"/proc/{job_id}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return QueueState(GONE)
-    return QueueState("RUNNING") if folder in words else QueueState(GONE)
+    is_controller = (CONTROLLER, folder) in pairwise(words)
+    return QueueState("RUNNING") if is_controller else QueueState(GONE)
 
 
 def parse_squeue(text: str) -> dict[str, QueueState]:
@@ -162,6 +167,19 @@ def job_fields(job_id: str) -> Mapping[str, str]:
             return {}
         raise
     return dict(re.findall(r"(\w+)=(\S*)", text))
+
+
+# SLURM's own where the site sets none.
+_MAX_ARRAY_SIZE = 1001
+
+
+def max_array_size() -> int:
+    """How many runs a job array of this site can have; what SLURM has by default where it does not say."""
+    try:
+        found = re.search(r"^MaxArraySize\s*=\s*(\d+)", run_command(["scontrol", "show", "config"]), re.MULTILINE)
+    except QueueError:
+        found = None
+    return max(1, int(found[1])) if found else _MAX_ARRAY_SIZE
 
 
 def requeue(job_id: str) -> None:

@@ -13,13 +13,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedspec_dist.tracking.safe_files import create, temporary_name
+from fedspec_dist.tracking import events
+from fedspec_dist.tracking.events import Event
+from fedspec_dist.tracking.run_folder import RunFolder
+from fedspec_dist.tracking.safe_files import read_object
+from fedspec_dist.tracking.text_files import read_text, write_whole
+
+# Of SLURM, with the place in an array, and of processes.
+_JOB_ID = re.compile(r"[1-9][0-9]{0,18}(_[0-9]{1,9})?")
+_MOST_RANKS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -57,21 +66,32 @@ class SubmissionFolder:
         self.jobs = self.path / "jobs"
 
     def record(self) -> Record | None:
-        """The last submission, None for a run that was never submitted."""
-        content = read_json(self.job)
+        """The last submission, None for a run that was never submitted, or whose `job.json` is not of our making."""
+        content = read_object(self.job)
         try:
-            return Record(**content) if content else None
+            given = Record(**content)
         except TypeError:
             return None
+        numbers, texts = (
+            (given.ranks, given.nodes, given.submitted),
+            (given.cluster, given.folder, given.time, given.host),
+        )
+        known = all(type(number) in (int, float) for number in numbers) and all(isinstance(text, str) for text in texts)
+        # An id is given to commands, and ranks are counted.
+        if not known or not _JOB_ID.fullmatch(str(given.job_id)) or not 0 < given.ranks <= _MOST_RANKS:
+            return None
+        return given
 
     def write_record(self, record: Record) -> None:
         write(self.job, json.dumps(asdict(record), indent=1) + "\n")
 
     def is_cancelled(self, job_id: str) -> bool:
-        try:
-            return self.cancelled.read_text(encoding="utf-8").strip() == job_id
-        except OSError:
-            return False
+        return read_text(self.cancelled).strip() == job_id
+
+    def is_ours(self, folder: str) -> bool:
+        """Whether this folder of submitit's belongs to this run: only a job from there may be ended in its name."""
+        parents = (self.jobs, self.run_folder.parent / ".arrays")
+        return os.path.realpath(Path(folder).parent) in map(os.path.realpath, parents) if folder else False
 
     def rounds_saved(self) -> int:
         """The newest checkpoint's round by its name; the run itself verifies what is in it."""
@@ -79,7 +99,18 @@ class SubmissionFolder:
         return max((int(path.name[6:]) for path in found if path.name[6:].isdecimal()), default=0)
 
     def finished(self) -> bool:
-        return read_json(self.run_folder / "summary.json").get("status") == "finished"
+        return self._summary().get("status") == "finished"
+
+    def diverged(self) -> str:
+        """Why a run that has done all its rounds has no result; empty for any other."""
+        return str(self._summary().get("reason", "")) if self._summary().get("status") == "diverged" else ""
+
+    def last_end(self, since: float = 0.0) -> Event | None:
+        """How the run itself says that its last start ended; `since`, in seconds since 1970: nothing before counts."""
+        return events.last_end(events.read(RunFolder(self.run_folder).events), since)
+
+    def _summary(self) -> dict[str, Any]:
+        return RunFolder(self.run_folder).ended() or {}
 
 
 def new_name() -> str:
@@ -87,26 +118,10 @@ def new_name() -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Empty where there is no whole file."""
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
 def write(path: Path, text: str) -> None:
     """A whole file, renamed into place."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_name(path)
-    try:
-        with os.fdopen(create(temporary), "w", encoding="utf-8") as file:
-            file.write(text)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_whole(path, text)
 
 
 # Beside submitit's files: which run each place of the job array is. The batch script knows its folder only.
@@ -118,4 +133,10 @@ def write_runs(folder: Path, run_folders: list[Path]) -> None:
 
 
 def run_of(folder: Path, place: int) -> Path:
-    return Path(read_json(folder / _RUNS)["runs"][place])
+    """Raises:
+    ValueError: `runs.json` of that folder is gone or damaged.
+    """
+    runs = read_object(folder / _RUNS).get("runs")
+    if not isinstance(runs, list) or place >= len(runs) or not isinstance(runs[place], str):
+        raise ValueError(f"{folder / _RUNS}: does not say which run place {place} of this job is; submit the run again")
+    return Path(runs[place])

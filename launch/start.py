@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedspec_dist.config import Cluster, Config, minutes
-from launch.cluster import LAUNCHER_VARIABLES, Layout, overriding_variables, sbatch_parameters, setup_lines
-
-ROOT = Path(__file__).resolve().parents[1]
+from launch.cluster import LAUNCHER_VARIABLES, ROOT, Layout, overriding_variables, sbatch_parameters, setup_lines
 
 
 class SubmitError(RuntimeError):
@@ -30,7 +28,8 @@ def sbatch(folder: Path, config: Config, name: str, after: str | None, jobs: Seq
         raise SubmitError("there is no sbatch on this machine: submit from a login node, or use --cluster local")
     executor = SlurmExecutor(folder, max_num_timeout=config.cluster.max_requeues)
     setup = setup_lines(sys.executable, ROOT, folder)
-    executor.update_parameters(**sbatch_parameters(config.cluster, name, setup, after, array=len(jobs) > 1))
+    array = len(jobs) if len(jobs) > 1 else 0
+    executor.update_parameters(**sbatch_parameters(config.cluster, name, setup, after, array))
     try:
         with (
             clean_environment(config.cluster),

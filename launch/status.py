@@ -15,11 +15,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedspec_dist.config_text import read
+from fedspec_dist.config_text import parse
+from fedspec_dist.tracking import events
+from fedspec_dist.tracking.run_folder import RunFolder
 from fedspec_dist.tracking.streams import open_standard_streams
+from fedspec_dist.tracking.text_files import read_text
 from launch import attempts, queue
+from launch.commands import as_command, command
 from launch.follow import outcome
 from launch.logs import last_error, tail
+from launch.outcomes import PENDING, RUNNING, UNFINISHED, in_use, other_host, read_outcome
 from launch.record import Record, SubmissionFolder
 
 
@@ -54,7 +59,7 @@ def _row(files: SubmissionFolder, record: Record | None, slurm: Mapping[str, que
     total, done = _rounds(files), int(metrics.get("round", 0))
     finished = files.finished()
     working = state if state and state.is_alive and not finished else None
-    error = "" if finished or record is None else _error(files, record, state)
+    error = "" if finished else _error(files, record, state)
     return Row(
         run=files.run_folder.name,
         state=_state_text(files, record, state),
@@ -79,17 +84,38 @@ def _state_text(files: SubmissionFolder, record: Record | None, state: queue.Que
     if files.finished():
         return "finished"
     if record is None or state is None:
-        return "not submitted"
+        return _state_by_itself(files.run_folder)
     if state.is_alive:
         return f"{state.name} ({state.reason})" if state.reason else state.name
+    if in_use(files.run_folder):  # started by hand since, or still ending
+        return RUNNING
     known = outcome(files, record, state)
     return known.state if known else queue.GONE
 
 
-def _error(files: SubmissionFolder, record: Record, state: queue.QueueState | None) -> str:
-    """Why it ended, else the last error of its logs."""
+def _state_by_itself(run_folder: Path) -> str:
+    """Of a run that no job of ours was started for, from what it wrote itself."""
+    state = read_outcome(run_folder).state
+    if state == PENDING:
+        return "not started"
+    if state != UNFINISHED:
+        return state
+    happened = events.read(RunFolder(run_folder).events)
+    if (end := events.last_end(happened)) is not None:
+        return end.name
+    if host := other_host(run_folder):
+        return f"started on {host}"
+    return "killed" if happened else UNFINISHED  # an older version wrote no events
+
+
+def _error(files: SubmissionFolder, record: Record | None, state: queue.QueueState | None) -> str:
+    """Why it ended, as the job's account and the run itself say; else the last error of the job's logs."""
+    if record is None:
+        return read_outcome(files.run_folder).error
+    if reason := files.diverged():
+        return reason
     history = attempts.read(files.attempts, record.job_id)
-    if history and history[-1].outcome in (attempts.FAILED, attempts.GAVE_UP):
+    if history and history[-1].outcome in (attempts.FAILED, attempts.GAVE_UP, attempts.DIVERGED):
         return history[-1].reason
     ended = [attempt for attempt in history if attempt.end_round is not None]
     if ended and files.rounds_saved() <= (ended[-1].end_round or 0) and (said := attempts.stuck(ended)):
@@ -98,7 +124,8 @@ def _error(files: SubmissionFolder, record: Record, state: queue.QueueState | No
         return ""
     if state is not None and state.is_alive and (not history or history[-1].outcome is None):
         return ""  # waiting, or running well as far as is known
-    return last_error(files.run_folder, record.logs(), history[-1].started if history else record.submitted)
+    end = files.last_end(history[-1].started if history else record.submitted)
+    return end.message if end is not None else last_error(record.logs())
 
 
 def _last_metrics(path: Path) -> dict[str, Any]:
@@ -108,23 +135,27 @@ def _last_metrics(path: Path) -> dict[str, Any]:
     for line in tail(path):
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(record, dict) and "round" in record:
-            accuracy = record.get("test_accuracy")
+        if isinstance(record, dict) and isinstance(record.get("round"), int):
+            accuracy = _number(record.get("test_accuracy"))
             found["round"] = record["round"]
             found["test_accuracy"] = accuracy if accuracy is not None else found.get("test_accuracy")
-            seconds.append(record.get("seconds_round") or 0.0)
+            seconds.append(_number(record.get("seconds_round")) or 0.0)
     if seconds:
         found["seconds_mean"] = sum(seconds) / len(seconds)
         found["seconds_total"] = found["seconds_mean"] * found["round"]
     return found
 
 
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) else None
+
+
 def _rounds(files: SubmissionFolder) -> int:
     for path in (files.run_folder / "config.yaml", files.config):
         try:
-            return int(read(path)["rounds"])
+            return int(parse(read_text(path))["rounds"])
         except (ValueError, KeyError, TypeError):
             continue
     return 0
@@ -164,7 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for path in missing:
         print(f"{path}: is no run folder; allowed: folders with a config.yaml or a submission in them", file=sys.stderr)
     if not folders:
-        print("no runs in runs/; name run folders, or submit one with python -m launch.submit", file=sys.stderr)
+        print(f"no runs in runs/; name run folders, or submit one with {command('submit')}", file=sys.stderr)
         return 1
     console().print(table(rows(path for path in folders if path not in missing)))
     return 1 if missing else 0
@@ -178,8 +209,8 @@ def console() -> Console:
 
 
 def is_run(path: Path) -> bool:
-    return (path / "config.yaml").exists() or (path / "submission").is_dir()
+    return any((path / name).exists() for name in ("config.yaml", "submission", "events.jsonl"))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(as_command(main))

@@ -16,7 +16,8 @@ from typing import Any
 from fedspec_dist.config import ConfigError, load, split_arguments
 from launch.changes import Changes
 from launch.cluster import CLUSTERS
-from launch.follow import follow_and_report
+from launch.commands import as_command, command
+from launch.follow import EXIT_DIVERGED, follow_and_report
 from launch.record import SubmissionFolder
 from launch.start import SubmitError
 from launch.submission import Submission, plan, submit
@@ -42,11 +43,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.dry_run:
             print(plan(config, options.cluster, options.after, time_limit, options.doctor))
             return 0
+        files = SubmissionFolder(config.run_folder())
         if not options.doctor and not options.fresh:
             Changes(options.accept_changes).check([config])
-        if not options.doctor and not options.fresh and SubmissionFolder(config.run_folder()).finished():
-            print(f"{config.run_folder()}: this run has already finished; --fresh starts it over")
+        if not options.doctor and not options.fresh and files.finished():
+            print(f"{files.run_folder}: this run has already finished; --fresh starts it over")
             return 0
+        if not options.doctor and not options.fresh and (why := files.diverged()):
+            print(f"{files.run_folder}: this run has already diverged: {why}. --fresh starts it over", file=sys.stderr)
+            return EXIT_DIVERGED
         typed = [*([path] if path else []), *overrides, *given]
         submission = submit(
             config,
@@ -104,8 +109,8 @@ def describe(submission: Submission) -> str:
         f"job          {submission.job_id}\n"
         f"run folder   {submission.run_folder}\n"
         f"log          {submission.log}\n"
-        f"follow       python -m launch.follow {folder}\n"
-        f"cancel       python -m launch.cancel {folder}"
+        f"follow       {command('follow')} {folder}\n"
+        f"cancel       {command('cancel')} {folder}"
     )
 
 
@@ -145,4 +150,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(as_command(main))

@@ -23,6 +23,7 @@ from launch import pool
 from launch.axes import load_sweep
 from launch.changes import Changes
 from launch.collect import as_csv, rows, state_tables, summary
+from launch.commands import as_command
 from launch.drive import queue_states, run_here, run_on_slurm, say, slurm_plan
 from launch.outcomes import Outcomes
 from launch.record import write
@@ -43,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         only_looks = options.status or options.collect is not None
         changes = None if options.fresh or only_looks else Changes(options.accept_changes)
         return _run(Study(load_sweep(options.sweep, options.overrides), outcomes, changes), options)
+    except BrokenPipeError:  # of what is printed, see `launch.commands`
+        raise
     except OSError as error:
         where = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         print(f"{where}; choose another output=FOLDER, or another FILE.csv", file=sys.stderr)
@@ -147,4 +150,4 @@ def _collect(study: Study, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(as_command(main))

@@ -17,6 +17,7 @@ from typing import Any
 
 from fedspec_dist.config import Config, ConfigError, load, minutes, split_arguments
 from launch.cluster import check, check_path, layout, sbatch_parameters
+from launch.commands import as_command
 
 FOLDER = Path(__file__).parents[1] / "slurm"
 NAMES = tuple(sorted(path.stem for path in FOLDER.glob("*.sbatch")))
@@ -163,4 +164,4 @@ def _load(arguments: Sequence[str]) -> Config:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(as_command(main))

@@ -16,6 +16,7 @@ BASE = {
     "parameters",
     "cohort",
     "checks",
+    "failures",
 }
 # folder -> what of the package it may import besides itself. Level by level: a folder knows those below it only.
 ALLOWED: dict[str, set[str]] = {
@@ -30,17 +31,18 @@ ALLOWED: dict[str, set[str]] = {
     "parameters": set(),
     "cohort": {"parameters"},
     "checks": set(),
+    "failures": set(),
     "data": {"seeding"},
     "models": set(),
     "tasks": set(),
     "filters": {"parameters"},
-    "fisher": {"parameters", "seeding"},
+    "fisher": {"parameters", "seeding", "failures"},
     "clients": {"parameters", "seeding", "cohort", "checks", "data", "models", "tasks", "filters", "fisher"},
-    "server": {"parameters", "seeding", "cohort", "checks", "fisher"},
-    "distributed": {"parameters", "seeding", "cohort", "draws"},
-    "tracking": set(),
+    "server": {"parameters", "seeding", "cohort", "checks", "fisher", "failures"},
+    "distributed": {"parameters", "seeding", "cohort", "draws", "failures"},
+    "tracking": {"failures"},
     "sources": {"tracking"},
-    "identity": {"config", "methods", "data", "sources", "tracking"},
+    "identity": {"config", "methods", "data", "sources", "tracking", "failures"},
     "rounds": BASE
     | {"identity", "sources"}
     | {"data", "models", "tasks", "filters", "fisher", "clients", "server", "distributed", "tracking"},

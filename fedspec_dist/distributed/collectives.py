@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fedspec_dist.failures import Kind
+
 # torch 2.14 renamed it; both take (output, input).
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
@@ -30,6 +32,8 @@ _LOOK_AROUND_S = 0.05  # between two looks at how the other ranks are
 
 class CollectiveError(RuntimeError):
     """A collective failed because another rank is gone or late."""
+
+    kind = Kind.RANK_LOST
 
 
 class Collectives(Protocol):

@@ -5,14 +5,19 @@ No process group and no torch yet.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import os
 import re
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from fedspec_dist.distributed.orphans import identity, launcher_pid
+from fedspec_dist.failures import Kind
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +27,8 @@ class LaunchError(ValueError):
 
     `everywhere`: every rank finds the same, so that one of them says it.
     """
+
+    kind = Kind.LAUNCH
 
     def __init__(self, message: str, everywhere: bool = False) -> None:
         super().__init__(message)
@@ -114,6 +121,29 @@ def is_first(variables: Mapping[str, str] | None = None) -> bool:
     variables = os.environ if variables is None else variables
     ranks = [variables[name] for name in ("RANK", _SUBMITIT[0], _SLURM[0]) if name in variables]
     return not ranks or ranks[0] == "0"
+
+
+def name_of_start(variables: Mapping[str, str] | None = None) -> tuple[str, str | None]:
+    """A name that all ranks of this start of the job share and no other start has, and the scheduler's job id."""
+    variables = os.environ if variables is None else variables
+    job_id = variables.get("SUBMITIT_LOCAL_JOB_ID", variables.get("SLURM_JOB_ID"))
+    if "SLURM_ARRAY_JOB_ID" in variables and "SUBMITIT_LOCAL_JOB_ID" not in variables:
+        job_id = f"{variables['SLURM_ARRAY_JOB_ID']}_{variables.get('SLURM_ARRAY_TASK_ID', '')}"
+    names = ("SLURM_STEP_ID", "SLURM_RESTART_COUNT", _TORCHRUN, "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT")
+    parts = [job_id, *(variables.get(name) for name in names)]
+    return ".".join(filter(None, parts)) or f"{socket.gethostname()}.{os.getpid()}", job_id
+
+
+def tell_launcher(message: str, variables: Mapping[str, str] | None = None) -> None:
+    """Why this rank ends, for torchrun to repeat: a traceback of its own is the last that it prints.
+
+    It names a file for that, and shows what it finds there under `Root Cause`.
+    """
+    variables = os.environ if variables is None else variables
+    if path := variables.get("TORCHELASTIC_ERROR_FILE"):
+        text = json.dumps({"message": message, "timestamp": int(time.time())})
+        with contextlib.suppress(OSError):
+            Path(path).write_text(text, encoding="utf-8")
 
 
 def _task(variables: Mapping[str, str]) -> _Task | None:

@@ -20,6 +20,8 @@ from types import FrameType
 # Of a rank, and not of the launcher that started it: torchrun's agent, submitit's controller.
 _MARKS = ("TORCHELASTIC_RUN_ID", "SUBMITIT_LOCAL_GLOBALID")
 _PR_SET_PDEATHSIG = 1
+# The launcher is not in this namespace of processes: it is outside of the rank's own container.
+OUT_OF_SIGHT = 0
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 _PROC = Path("/proc")
 # Loaded before any fork, after which little is safe.
@@ -50,6 +52,8 @@ def end_with_launcher() -> None:
     if mark is None or not (_PROC / "self" / "environ").exists():
         return
     launcher = launcher_pid(mark)
+    if launcher == OUT_OF_SIGHT:
+        return
     if launcher is None:
         sys.stderr.write("the launcher of this rank has ended before the rank began; ending this rank\n")
         sys.stderr.flush()
@@ -64,6 +68,7 @@ def launcher_pid(mark: str = "") -> int | None:
     """The nearest ancestor that is no rank or a script around one; None where there is no launcher or it has ended.
 
     It is known by its program: a rank without its launcher belongs to init or to some other collector of orphans.
+    `OUT_OF_SIGHT` where every process that can be seen above this one is one of the rank's own.
     """
     mark = mark or next((name for name in _MARKS if name in os.environ), "")
     if not mark:
@@ -76,7 +81,7 @@ def launcher_pid(mark: str = "") -> int | None:
         except OSError:  # another user's, so not our launcher; or gone
             return None
         return pid if "python" in Path(program).name or program == os.readlink(_PROC / "self" / "exe") else None
-    return None
+    return OUT_OF_SIGHT
 
 
 def identity(pid: int) -> str:

@@ -20,12 +20,13 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from fedspec_dist.distributed.collectives import CollectiveError, Collectives, ProcessGroup, SingleProcess
 from fedspec_dist.distributed.devices import choose_backend, choose_device
-from fedspec_dist.distributed.environment import Environment, LaunchError
+from fedspec_dist.distributed.environment import Environment, LaunchError, tell_launcher
 from fedspec_dist.distributed.gpus import gpu_names, set_deterministic, set_precision
 from fedspec_dist.distributed.joining import come_together
 from fedspec_dist.distributed.memory import keep_freed_memory
 from fedspec_dist.distributed.rendezvous import part_of
 from fedspec_dist.distributed.watch import EXIT_STOPPED, StopRequest, Watch
+from fedspec_dist.failures import Kind, kind_of
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,16 @@ _BACKEND_TIMEOUT = timedelta(days=365)
 _set_backend_timeout = getattr(dist, "set_timeout", None) or _set_pg_timeout  # new in torch 2.14
 # 128 + SIGINT, as shells have it.
 EXIT_INTERRUPTED = 130
+# What was asked for cannot be had: the same run would come to the same again.
+EXIT_DIVERGED = 3
+
+
+def exit_code(error: BaseException) -> int:
+    return EXIT_DIVERGED if kind_of(error) is Kind.DIVERGED else 1
+
+
+def _keep_to_itself(error: BaseException) -> None:
+    """For who does not write failures down."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +83,12 @@ def run(
     body: Callable[[Runtime], int],
     debug: bool = False,
     folder: Path | None = None,
+    record: Callable[[BaseException], None] = _keep_to_itself,
 ) -> int:
     """Run `body` on every rank and return the exit code; `settings` is the config's `runtime` section.
 
-    `folder`, on a file system that all ranks share, is where they meet if the launcher gives no address.
+    `folder`, on a file system that all ranks share, is where they meet if the launcher gives no address. `record` is
+    called with what ends this rank, on the rank where it began.
 
     A failure anywhere ends all ranks within seconds: the first rank to fail shows its message (a ValueError, made
     for the user, without traceback) and tells the others, which end quietly.
@@ -93,11 +106,12 @@ def run(
     if not environment.launched or environment.num_ranks == 1:
         stop.install()
         try:
-            return guard(environment, lambda: body(Runtime(environment, device, "none", SingleProcess(), stop)))
+            alone = Runtime(environment, device, "none", SingleProcess(), stop)
+            return guard(environment, lambda: body(alone), record)
         finally:
             stop.uninstall()
     backend = choose_backend(settings.backend, device, environment, num_visible)
-    with _process_group(backend, device, environment, settings, folder, stop) as (collectives, watch):
+    with _process_group(backend, device, environment, settings, folder, stop, record) as (collectives, watch):
         try:
             code = body(Runtime(environment, device, backend, collectives, stop))
             if code == EXIT_STOPPED:
@@ -106,23 +120,28 @@ def run(
                 watch.close()
                 _leave(code)
             return code
-        except KeyboardInterrupt:
-            watch.report_failure("interrupted")
+        except KeyboardInterrupt as interruption:
+            if watch.report_failure("interrupted"):
+                record(interruption)
             _leave(EXIT_INTERRUPTED)
         except Exception as error:
-            _fail(error, environment, watch)
+            _fail(error, environment, watch, record)
 
 
-def guard(environment: Environment, body: Callable[[], int]) -> int:
+def guard(
+    environment: Environment, body: Callable[[], int], record: Callable[[BaseException], None] = _keep_to_itself
+) -> int:
     """The exit code of a body that needs no other rank; a failure is shown, and a second Ctrl-C ends it at once."""
     try:
         return body()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interruption:
+        record(interruption)
         log.error("interrupted")
         return EXIT_INTERRUPTED
     except Exception as error:
+        record(error)
         _show(error, environment)
-        return 1
+        return exit_code(error)
 
 
 @contextlib.contextmanager
@@ -133,6 +152,7 @@ def _process_group(
     settings: Any,
     folder: Path | None,
     stop: StopRequest,
+    record: Callable[[BaseException], None],
 ) -> Iterator[tuple[ProcessGroup, Watch]]:
     gpu = gpu_names(device) if backend == "nccl" else ("", "")
     store, start = come_together(environment, settings.timeout_s, settings.interface, folder, gpu)
@@ -178,7 +198,9 @@ def _let_collectives_be_polled() -> None:
     os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
 
 
-def _fail(error: Exception, environment: Environment, watch: Watch) -> NoReturn:
+def _fail(
+    error: Exception, environment: Environment, watch: Watch, record: Callable[[BaseException], None]
+) -> NoReturn:
     """Say what happened, once for the whole job, and leave without touching the process group again."""
     if isinstance(error, CollectiveError):
         # Another rank is gone; what it reported, or soon will, is the cause.
@@ -193,12 +215,13 @@ def _fail(error: Exception, environment: Environment, watch: Watch) -> NoReturn:
         if elsewhere:
             error = CollectiveError(f"{error}. Not there, so hung, slow or killed: {', '.join(elsewhere)}")
     if watch.report_failure(f"{type(error).__name__}: {error}"):
+        record(error)
         _show(error, environment)
     else:
         log.debug("after another rank's failure: %s", _trace(error))
     # Let the others read the report before the store may vanish with this process.
     time.sleep(1.5)
-    _leave()
+    _leave(exit_code(error))
 
 
 def _show(error: Exception, environment: Environment) -> None:
@@ -207,8 +230,10 @@ def _show(error: Exception, environment: Environment) -> None:
     if isinstance(error, CollectiveError) or (isinstance(error, (ValueError, OSError)) and _is_ours(error)):
         log.error("%s%s", where, error)
         log.debug("%s", _trace(error))
+        tell_launcher(f"{where}{error}")
     else:
         log.error("%s%s", where, _trace(error))
+        tell_launcher(f"{where}{type(error).__name__}: {error}")
 
 
 def _trace(error: Exception) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedspec_dist.distributed.collectives import Collectives
 from fedspec_dist.distributed.columns import Columns
+from fedspec_dist.failures import NonFiniteError
 
 
 class TallQR:
@@ -59,4 +60,4 @@ def _gather(local: list[Tensor], blocks: Tensor, columns: Columns, collectives: 
 
 def _require_finite(blocks: Tensor) -> None:
     if not torch.isfinite(blocks).all():
-        raise ValueError("QR of a matrix with NaN or infinite entries")
+        raise NonFiniteError("QR of a matrix with NaN or infinite entries")

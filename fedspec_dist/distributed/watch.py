@@ -153,6 +153,7 @@ class Watch(threading.Thread):
         stop: StopRequest,
         position: Callable[[], str] = str,  # the collective that this rank is in, empty outside
         timeout_s: float = inf,
+        lost: Callable[[str], object] = str,  # told when another rank is gone without a word of its own
     ) -> None:
         super().__init__(name="fedspec-watch", daemon=True)
         self._store = store
@@ -161,6 +162,7 @@ class Watch(threading.Thread):
         self._stop_request = stop
         self._position = position
         self._timeout_s = timeout_s
+        self._lost = lost
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._own = {"host": socket.gethostname(), "process": identity(os.getpid())}
@@ -249,7 +251,7 @@ class Watch(threading.Thread):
                     silent = self._silent_rank(paused=time.monotonic() - last > _SILENCE_S / 2)
             except RuntimeError:
                 kill(self._told.get(0, {}).get("process", ""), only_if_stopped=True)  # who may have held the store
-                self._end("lost contact with the rendezvous store: rank 0's host or its torchrun has ended")
+                self._end("lost contact with the rendezvous store: rank 0's host or its torchrun has ended", lost=True)
                 return
             last = time.monotonic()
             if failed:
@@ -262,7 +264,8 @@ class Watch(threading.Thread):
                 # Its launcher would tell it to stop, wait for an answer, and hold the job up meanwhile.
                 kill(where.get("process", ""))
                 host = f" on {where['host']}" if where else ""
-                self._end(f"rank {silent}{host} has not answered for {_SILENCE_S:.0f} s: killed, or its host is gone")
+                gone = f"rank {silent}{host} has not answered for {_SILENCE_S:.0f} s: killed, or its host is gone"
+                self._end(gone, lost=True)
                 return
         try:
             with self._lock:
@@ -303,10 +306,12 @@ class Watch(threading.Thread):
                 return other
         return None
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str, lost: bool = False) -> None:
         self._verdict = reason
         if self._closed.wait(_GRACE_S):
             return
+        if lost:
+            self._lost(reason)
         log.error("%s; ending this rank", reason)
         with contextlib.suppress(OSError):
             if sys.stdout.isatty():

@@ -7,8 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fedspec_dist.failures import NonFiniteError
 
-class NonFiniteFisherError(ValueError):
+
+class NonFiniteFisherError(NonFiniteError):
     """A product with a Fisher matrix has a NaN or an infinity."""
 
 

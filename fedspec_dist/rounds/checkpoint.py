@@ -31,6 +31,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from fedspec_dist.failures import Kind
 from fedspec_dist.identity import Identity
 from fedspec_dist.tracking.run_folder import checkpoints_in, round_of
 from fedspec_dist.tracking.safe_files import create, open_regular, read_json, sha256, temporary_name
@@ -44,6 +45,8 @@ _MODEL, _SERVER = "model.safetensors", "server.safetensors"
 
 class CheckpointError(OSError):
     """A checkpoint could not be written; what was there before is untouched."""
+
+    kind = Kind.FILES
 
 
 @dataclass(frozen=True)

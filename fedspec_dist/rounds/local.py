@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -18,6 +18,7 @@ from fedspec_dist.distributed.collectives import Collectives
 from fedspec_dist.distributed.runtime import Runtime
 from fedspec_dist.draws import keyed
 from fedspec_dist.fisher.sketch import NonFiniteFisherError
+from fedspec_dist.rounds.divergence import NonFiniteModelError, NonFiniteUpdateError
 from fedspec_dist.rounds.federation import Federation
 from fedspec_dist.rounds.sampling import Workload, client_work, send
 from fedspec_dist.rounds.server import LocalRows, RoundFacts
@@ -28,10 +29,6 @@ log = logging.getLogger(__name__)
 # Columns of the table that ranks exchange, before the eigenvalues: what the executor returns, and the sketch's rank.
 _LOSS, _ENERGY_REMOVED, _LARGEST, _SKETCH_RANK = range(4)
 _NUM_SCALARS = 4
-
-
-class NonFiniteUpdateError(ValueError):
-    """A client's update, or what it sends or keeps besides, has a NaN or an infinity."""
 
 
 @dataclass
@@ -137,20 +134,26 @@ class CohortReport:
     eigenvalues: Sequence[Tensor]  # [r_k] each
     stopped: bool
 
-    def finite(self, policy: str, round_number: int) -> list[int]:
+    def finite(self, policy: str, round_number: int, server_fault: Callable[[], str] = str) -> list[int]:
         """Positions of the clients all of whose results are finite.
+
+        `server_fault` says, when somebody's are not, why the model that they were given is to blame, if it is.
 
         Raises:
             NonFiniteUpdateError: with policy `raise`, when there are others.
+            NonFiniteModelError: the same, and no client could have trained this model.
         """
         largest = self.scalars[:, _LARGEST].tolist()
         bad = [position for position, value in enumerate(largest) if not math.isfinite(value)]
         if bad and policy == "raise":
+            if fault := server_fault():
+                raise NonFiniteModelError(f"no client can train in round {round_number}: {fault}", round_number)
             rank = next(rank for rank, positions in enumerate(self.plan) if bad[0] in positions)
             raise NonFiniteUpdateError(
                 f"client {self.cohort[bad[0]]} returned a non-finite update in round {round_number} (rank {rank}"
                 f"{f'; {len(bad) - 1} more clients did' if len(bad) > 1 else ''}). Lower local.lr, set "
-                "local.clip_norm, or drop such clients with runtime.on_nonfinite=skip"
+                "local.clip_norm, or drop such clients with runtime.on_nonfinite=skip",
+                round_number,
             )
         return [position for position in range(len(self.cohort)) if position not in bad]
 

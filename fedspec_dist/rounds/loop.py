@@ -15,6 +15,7 @@ from fedspec_dist.distributed.runtime import Runtime
 from fedspec_dist.draws import keyed
 from fedspec_dist.identity import Identity
 from fedspec_dist.rounds.checkpoint import SavedState, save
+from fedspec_dist.rounds.divergence import server_fault
 from fedspec_dist.rounds.evaluation import evaluate
 from fedspec_dist.rounds.federation import Federation
 from fedspec_dist.rounds.local import share_results, train_clients
@@ -82,7 +83,7 @@ def train(job: Job, completed: int) -> int:
         if report.stopped:
             stage.theta.copy_(theta)
             break
-        kept = report.finite(config.runtime.on_nonfinite, index + 1)
+        kept = report.finite(config.runtime.on_nonfinite, index + 1, partial(server_fault, theta, stage.phase))
 
         # All ranks wait: what clients keep goes home; rows of own clients become own columns of all clients.
         diagnostics: dict[str, float] = {}

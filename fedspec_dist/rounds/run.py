@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from rich.console import Console
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
 
 from fedspec_dist.config import Config
 from fedspec_dist.distributed.collectives import Collectives
 from fedspec_dist.distributed.gpus import image_format
-from fedspec_dist.distributed.runtime import EXIT_STOPPED, Runtime
+from fedspec_dist.distributed.runtime import EXIT_DIVERGED, EXIT_STOPPED, Runtime
+from fedspec_dist.failures import Kind, Origin, as_kind
 from fedspec_dist.identity import Identity, accept_or_refuse, differences, settle
 from fedspec_dist.rounds.account import agree_on_identity, require_same_config, write_account
 from fedspec_dist.rounds.checkpoint import SavedState, load_newest, write_model
+from fedspec_dist.rounds.divergence import no_result, num_contributing, server_fault
 from fedspec_dist.rounds.federation import build_model, load_federation
 from fedspec_dist.rounds.loop import Job, train
 from fedspec_dist.rounds.phases import Phases
 from fedspec_dist.tracking.console import ConsoleTracker, print_summary
+from fedspec_dist.tracking.events import RESUMED, STARTED, STOPPED, Events
 from fedspec_dist.tracking.metrics import MetricsFile, NullTracker, Tracker, Trackers, num_missing, read
 from fedspec_dist.tracking.run_folder import RunFolder, log_to_file, write_json
 from fedspec_dist.tracking.tensorboard import TensorBoard
@@ -28,7 +33,9 @@ from fedspec_dist.tracking.tensorboard import TensorBoard
 log = logging.getLogger(__name__)
 
 
-def execute(config: Config, runtime: Runtime, fresh: bool, console: Console, accept_changes: bool = False) -> int:
+def execute(
+    config: Config, runtime: Runtime, fresh: bool, console: Console, events: Events, accept_changes: bool = False
+) -> int:
     """Run or resume; returns the exit code."""
     folder = RunFolder(config.run_folder())
     # Who asked for a fresh start wants one, not another each time that torchrun or SLURM starts the job again.
@@ -38,31 +45,40 @@ def execute(config: Config, runtime: Runtime, fresh: bool, console: Console, acc
     summary, accepted = None, []
     if runtime.is_main and not fresh:
         accepted = settle(folder, lambda: identity, accept_changes)
-        summary = folder.finished()
-    if _agree(runtime, summary is not None):
+        summary = folder.ended()
+    if (ended := _agree(runtime, -1 if summary is None else _exit_code(summary))) >= 0:
         if runtime.is_main and summary is not None:
             print_summary(console, summary, folder.path)
             if accepted:
                 log.warning("taken as it is, although since then this changed: %s", "; ".join(accepted))
-            log.info("this run has already finished; --fresh starts it over")
-        return 0
+            _say_ended(summary, "has already")
+        return ended
     if runtime.is_main:
         folder.open(fresh)
     try:
-        return _work(config, runtime, folder, identity, accept_changes, console)
+        return _work(config, runtime, folder, identity, accept_changes, console, events)
     finally:
         folder.close()
 
 
 def _work(
-    config: Config, runtime: Runtime, folder: RunFolder, identity: Identity, accept_changes: bool, console: Console
+    config: Config,
+    runtime: Runtime,
+    folder: RunFolder,
+    identity: Identity,
+    accept_changes: bool,
+    console: Console,
+    events: Events,
 ) -> int:
     """What a run does in its folder; returns the exit code."""
+    if runtime.is_main:
+        events.write(STARTED, ranks=runtime.num_ranks)
     runtime.collectives.all_gather(torch.zeros(1), "opening of the run folder")
     log_to_file(folder, runtime.rank)
     log.debug("rank %d of %d on %s, %s", runtime.rank, runtime.num_ranks, runtime.environment.host, runtime.device)
 
-    federation = load_federation(config, runtime.prepares_data, identity.data)
+    with as_kind(Kind.DATA):
+        federation = load_federation(config, runtime.prepares_data, identity.data)
     if not identity.data:  # they have been downloaded
         identity = agree_on_identity(config, runtime)
     if runtime.is_main and federation.ids is not None:
@@ -75,6 +91,8 @@ def _work(
     phases = Phases(config, module.to(runtime.device), federation, runtime)
     phases.resume(completed, server_state, saved.clients if saved else ())
     write_account(config, runtime, federation, phases.module, folder, completed, identity, accepted)
+    if runtime.is_main and completed:
+        events.write(RESUMED, round=completed)
 
     tracker = _trackers(config, folder, completed, console) if runtime.is_main else NullTracker()
     try:
@@ -85,20 +103,28 @@ def _work(
     runtime.collectives.all_gather(torch.zeros(1), "end of the training")
     if done < config.rounds:
         if runtime.is_main:
+            by = runtime.stop.reason or "a signal to another rank"  # whose name has not come here yet
+            events.write(STOPPED, by=by, round=done)
             log.info(
-                "stopped on %s after %d of %d rounds; start the same command again to go on",
-                runtime.stop.reason or "a signal to another rank",  # whose name has not come here yet
-                done,
-                config.rounds,
+                "stopped on %s after %d of %d rounds; start the same command again to go on", by, done, config.rounds
             )
         return EXIT_STOPPED
+    code = 0
     if runtime.is_main:
         folder.check()
-        write_model(folder.model, module.state_dict())
-        summary = _summarize(config, runtime, folder, identity)
+        write_model(folder.model, phases.module.state_dict())
+        fault = server_fault(parameters_to_vector(phases.module.parameters()), config.schedule()[-1])
+        summary = _summarize(config, runtime, folder, identity, phases.module, fault)
         write_json(folder.summary, summary)
+        facts: dict[str, Any] = {"round": done}
+        if "reason" in summary:
+            facts |= {"origin": Origin.RESULT.value, "message": summary["reason"]}
+        events.write(summary["status"], **facts)
         print_summary(console, summary, folder.path)
-    return 0
+        _say_ended(summary, "has")
+        code = _exit_code(summary)
+    # All ranks wait until rank 0 has written everything: a launcher ends it when another one leaves with such a code.
+    return _agree(runtime, code)
 
 
 def _accept(saved: SavedState, identity: Identity, folder: RunFolder, accept: bool) -> list[str]:
@@ -159,9 +185,21 @@ def _broadcast_tensors(tensors: Any, count: int, collectives: Collectives, devic
     return result
 
 
-def _agree(runtime: Runtime, mine: bool) -> bool:
+def _agree(runtime: Runtime, mine: int) -> int:
     """Rank 0's answer."""
-    return bool(runtime.collectives.broadcast(torch.tensor([int(mine)]), "start"))
+    return int(runtime.collectives.broadcast(torch.tensor([mine]), "agreement with rank 0"))
+
+
+def _exit_code(summary: Mapping[str, Any]) -> int:
+    return 0 if summary["status"] == "finished" else EXIT_DIVERGED
+
+
+def _say_ended(summary: Mapping[str, Any], when: str) -> None:
+    """That it finished the table says; that it did before, or that it diverged, needs a word."""
+    if summary["status"] == "diverged":
+        log.error("this run %s diverged: %s. --fresh starts it over", when, summary.get("reason"))
+    elif when != "has":
+        log.info("this run %s finished; --fresh starts it over", when)
 
 
 def _trackers(config: Config, folder: RunFolder, completed: int, console: Console) -> Tracker:
@@ -174,19 +212,25 @@ def _trackers(config: Config, folder: RunFolder, completed: int, console: Consol
     return Trackers(trackers)
 
 
-def _summarize(config: Config, runtime: Runtime, folder: RunFolder, identity: Identity) -> dict[str, Any]:
+def _summarize(
+    config: Config, runtime: Runtime, folder: RunFolder, identity: Identity, module: nn.Module, advice: str
+) -> dict[str, Any]:
     records = read(folder.metrics)
+    reason = no_result(records, module.state_dict(), advice)
     scored = [record for record in records if record.get("test_accuracy") is not None]
     final = records[-1] if records else {}
     best = max(scored, key=lambda record: record["test_accuracy"], default={})
     return {
         "name": config.name,
-        "status": "finished",
+        "status": "diverged" if reason else "finished",
+        **({"reason": reason} if reason else {}),
         "rounds": config.rounds,
         "final_test_accuracy": final.get("test_accuracy"),
         "final_test_loss": final.get("test_loss"),
         "best_test_accuracy": best.get("test_accuracy"),
         "best_round": best.get("round"),
+        "clients_skipped": sum(record.get("clients_skipped", 0) for record in records),
+        "rounds_without_clients": sum(num_contributing(record) == 0 for record in records),
         "seconds": sum(record.get("seconds_round", 0.0) for record in records),
         "bytes_exchanged": sum(record.get("bytes_exchanged", 0) for record in records),
         "ranks": runtime.num_ranks,

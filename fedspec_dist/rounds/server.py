@@ -18,11 +18,8 @@ from fedspec_dist.distributed.columns import Columns
 from fedspec_dist.distributed.update_matrix import UpdateMatrix, assemble, exchange
 from fedspec_dist.draws import keyed, keyed_parts
 from fedspec_dist.parameters import ParameterLayout
+from fedspec_dist.rounds.divergence import NonFiniteModelError
 from fedspec_dist.server.protocols import Aggregator, ServerOptimizer, Weighting, Weights
-
-
-class NonFiniteModelError(ValueError):
-    """The server's step made a NaN or an infinity out of finite updates."""
 
 
 class RanksDisagreeError(ValueError):
@@ -147,7 +144,8 @@ class FederatedServer:
         if not all(bool(vector.isfinite().all()) for vector in (theta, *self.broadcast.values())):
             raise NonFiniteModelError(
                 f"the server's step of round {round_index + 1} is not finite, though what the clients sent is: lower "
-                "server.optimizer.lr, or look at server.aggregator and server.weights"
+                "server.optimizer.lr, or look at server.aggregator and server.weights",
+                round_index + 1,
             )
         return theta, diagnostics
 

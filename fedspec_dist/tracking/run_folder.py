@@ -17,13 +17,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from fedspec_dist.tracking.safe_files import create, open_own, read_object, remove_temporaries, temporary_name
+from fedspec_dist.failures import Kind
+from fedspec_dist.tracking.safe_files import open_own, read_object, remove_temporaries
+from fedspec_dist.tracking.text_files import write_whole
 
 
 class OutputError(OSError):
     """A file of the run folder could not be written; the message says what to do."""
 
+    kind = Kind.FILES
 
+
+class InUseError(ValueError):
+    """Another process works in the run folder."""
+
+    kind = Kind.IN_USE
+
+
+# How a run that has done all its rounds can have ended: with a result, or with numbers that are not finite.
+ENDS = ("finished", "diverged")
 _CHECKPOINT = re.compile(r"round-[0-9]{6,}")
 # What a fresh start does not delete.
 _KEPT = (".lock", ".meeting", "submission")
@@ -43,13 +55,14 @@ class RunFolder:
         self.tensorboard = path / "tensorboard"
         self.plugins = path / "plugins"
         self.logs = path / "log"
+        self.events = path / "events.jsonl"
         self._lock: IO[str] | None = None
         self._held: dict[Path, int] = {}
 
-    def finished(self) -> dict[str, Any] | None:
-        """The summary of a run that ended as it should, else None."""
+    def ended(self) -> dict[str, Any] | None:
+        """The summary of a run that has done all its rounds, else None; its `status` is one of `ENDS`."""
         summary = read_object(self.summary)
-        return summary if summary.get("status") == "finished" else None
+        return summary if summary.get("status") in ENDS else None
 
     def open(self, fresh: bool) -> None:
         """Create the folder, take its lock and, with `fresh`, empty it.
@@ -134,7 +147,7 @@ class RunFolder:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            raise ValueError(
+            raise InUseError(
                 f"output: the run folder {self.path} is in use by {file.read().strip() or 'another process'}; wait for "
                 "it, stop it, or give this run another name= or output="
             ) from None
@@ -162,13 +175,9 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         OutputError: the disk is full or cannot be written; what was there before stays.
     """
-    temporary = temporary_name(path)
     try:
-        with os.fdopen(create(temporary), "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, path)
+        write_whole(path, text)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise cannot_write(path, error) from error
 
 

@@ -137,3 +137,17 @@ def test_a_process_is_killed_by_a_name_that_only_it_has() -> None:
         assert kill(name)
         assert process.wait(5) == -signal.SIGKILL
         assert not kill(name)
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_a_rank_in_a_container_of_its_own_runs(mark: str, tmp_path: Path) -> None:
+    """There the launcher cannot be seen, which is no sign that it has ended."""
+    enclosed = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if subprocess.run([*enclosed, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this user may make no namespace of processes")
+    command = [*enclosed, sys.executable, "-c", RANK, "ready"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env={**os.environ, mark: "1", "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE
+    ) as process:
+        assert _eventually((tmp_path / "ready").exists)
+        process.kill()

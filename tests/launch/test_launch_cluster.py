@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fedspec_dist.config import Config, ConfigError, load
+from fedspec_dist.config import Cluster, Config, ConfigError, load
 from launch.cluster import LAUNCHER_VARIABLES, Layout, check, check_path, layout, sbatch_parameters, sbatch_text
 from launch.cluster import setup_lines as setup
 
@@ -25,7 +25,7 @@ def config(*overrides: str) -> Config:
 def text(*overrides: str, folder: Path = Path("/shared/run/submission/jobs/x"), **options: Any) -> str:
     array = options.pop("array", None)
     cluster = config(*overrides).cluster
-    parameters = sbatch_parameters(cluster, "digits", ["true"], array=array is not None, **options)
+    parameters = sbatch_parameters(cluster, "digits", ["true"], array=array or 0, **options)
     return sbatch_text(parameters, "/usr/bin/python", folder, array)
 
 
@@ -174,6 +174,41 @@ def test_an_array_is_bounded() -> None:
     assert "#SBATCH --array=0-4%5" in lines(array=5)
 
 
+def test_an_array_has_no_limit_unless_one_is_given() -> None:
+    assert "#SBATCH --array=0-999%1000" in lines(array=1000), "submitit's own is 256"
+
+
+# All texts of the section, whatever is added to it.
+TEXTS = sorted(key for key, field in Cluster.model_fields.items() if field.annotation in (str, str | None))
+SIGNS = ["\n", "\r", "\r\n", "\t", "\0", "\x1b", "\x85", "\u2028", "\x7f"]
+
+
+@pytest.mark.parametrize("sign", SIGNS, ids=ascii)
+@pytest.mark.parametrize("key", [*TEXTS, "extra.comment", "extra.mail-user", "name of the job"])
+def test_no_text_of_the_section_gets_out_of_its_line(key: str, sign: str) -> None:
+    hostile = f"gpu{sign}touch /tmp/pwned{sign}"
+    given = load(None, ["rounds=3"])
+    section = given.cluster.model_dump()
+    if key.startswith("extra."):
+        section["extra"] = {key.removeprefix("extra."): hostile}
+    elif key in section:
+        section[key] = hostile
+    cluster = given.cluster.model_copy(update=section)
+    name = hostile if key == "name of the job" else "digits"
+    with pytest.raises(ValueError) as raised:  # noqa: PT011 - the time has a message of its own
+        sbatch_parameters(cluster, name, ())
+    if key != "time":
+        assert str(raised.value).startswith(key if key.startswith("name") else f"cluster.{key}: got ")
+        assert "\n" not in str(raised.value)
+        if key != "name of the job":
+            with pytest.raises(ConfigError):
+                check(given.model_copy(update={"cluster": cluster}), "slurm")
+
+
+def test_the_texts_of_the_section_are_those_that_one_knows() -> None:
+    assert {"partition", "account", "qos", "constraint", "exclude", "time"} <= set(TEXTS)
+
+
 def test_after_another_job_however_it_ended() -> None:
     assert "#SBATCH --dependency=afterany:123" in lines(after="123")
 
@@ -199,7 +234,15 @@ def test_hostile_folders_reach_the_account_of_the_end(name: str, tmp_path: Path)
     variables = {**os.environ, "PYTHONPATH": "/other", "RANK": "3"}
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=variables, timeout=20)
     assert done.returncode == 7
-    expected = ["-m", "launch.aftermath", "7", "0", str(folder), f"path {tmp_path / name}:/other", "rank unset"]
+    expected = [
+        "-m",
+        "launch.aftermath",
+        "7",
+        "0",
+        str(folder),
+        f"path {tmp_path / name}:/other",
+        "rank unset",
+    ]
     assert done.stdout.splitlines() == expected
 
 
@@ -214,7 +257,7 @@ def test_a_job_that_the_scheduler_ends_waits_for_its_tasks_and_says_so(tmp_path:
     assert done.returncode == 143
 
 
-def test_without_a_python_path_none_is_made_up(tmp_path: Path) -> None:
+def test_without_a_python_path_it_is_ours(tmp_path: Path) -> None:
     script = "\n".join([*setup("true", tmp_path, tmp_path), 'trap - EXIT; echo "$PYTHONPATH"'])
     variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=variables, timeout=20)

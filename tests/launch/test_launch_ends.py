@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from fedspec_dist.rounds.divergence import NonFiniteUpdateError
+from fedspec_dist.tracking.events import Events
 from launch import aftermath, attempts, cancel, follow, queue, status
-from launch.attempts import CANCELLED, FAILED, FINISHED, GAVE_UP, REQUEUED, RETRIED, STOPPED
+from launch.attempts import CANCELLED, DIVERGED, FAILED, FINISHED, GAVE_UP, REQUEUED, RETRIED, STOPPED
 from launch.logs import Tail, last_error, srun_errors, tail
 from launch.queue import GONE, UNKNOWN, QueueError, QueueState
 from launch.record import Record, SubmissionFolder, run_of, write, write_runs
@@ -48,6 +54,10 @@ class Run:
         attempts.add_end(self.files.attempts, "7", round_number, outcome, reason)
         return self
 
+    def told(self, error: Exception) -> Run:
+        Events(self.path / "events.jsonl", "7.0", 1, "node2", "7").failure(error)
+        return self
+
     def log(self, text: str, rank: int = 0) -> Run:
         write(self.record.log(rank), text)
         return self
@@ -79,11 +89,9 @@ def test_a_killed_task_is_explained(run: Run) -> None:
     assert attempts.read(run.files.attempts, "7")[-1].outcome == FAILED
 
 
-def test_an_exception_is_explained_by_the_runs_own_log(run: Run) -> None:
+def test_an_exception_is_explained_by_the_runs_own_events(run: Run) -> None:
     run.started().log("srun: error: node1: task 0: Exited with exit code 1\n")
-    now = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() + 60))
-    logged = f"{now},100 ERROR fedspec_dist.x: no data at /data\nTraceback\n"
-    write(run.path / "log" / "rank-0.log", logged)
+    run.told(ValueError("no data at /data"))
     text, again = run.settle(1)
     assert text.startswith("the job failed with exit code 1; node1: task 0: Exited with exit code 1; no data at /data.")
     assert not again
@@ -200,20 +208,30 @@ def test_srun_is_heard_about_the_last_start_only(run: Run) -> None:
 )
 def test_the_last_error_of_a_log(run: Run, text: str, expected: str) -> None:
     run.log(text, rank=1)
-    assert last_error(run.path, run.record.logs()) == expected
+    assert last_error(run.record.logs()) == expected
 
 
 def test_how_the_ranks_that_were_left_ended_is_no_cause(run: Run) -> None:
     run.log("Traceback (most recent call last):\nKeyboardInterrupt\n").log("OSError: no such device\n", rank=1)
-    assert last_error(run.path, run.record.logs()) == "OSError: no such device"
+    assert last_error(run.record.logs()) == "OSError: no such device"
 
 
 def test_what_an_earlier_attempt_died_of_is_not_repeated(run: Run) -> None:
-    write(run.path / "log" / "rank-0.log", "2026-11-30 05:31:35,100 ERROR fedspec_dist.x: disk full\n")
+    run.told(OSError("disk full"))
     run.log("OSError: disk full\nsubmitit INFO (2026) - Starting with JobEnvironment(...)\nround 1/2\n")
-    started = time.mktime(time.strptime("2026-11-30 05:31:36", "%Y-%m-%d %H:%M:%S"))
-    assert last_error(run.path, run.record.logs(), started) == ""
-    assert last_error(run.path, run.record.logs(), started - 1) == "disk full"
+    assert last_error(run.record.logs()) == ""
+    time.sleep(0.01)
+    run.started()
+    assert run.settle(1)[0].startswith("the job failed with exit code 1. Not started again")
+
+
+def test_a_run_that_diverged_is_not_started_again(tmp_path: Path) -> None:
+    run = Run(tmp_path, retries=5).started().told(NonFiniteUpdateError("client 3 is not finite", 2))
+    text, again = run.settle(1)
+    assert text.startswith("the run diverged: client 3 is not finite. Not started again")
+    assert not again
+    assert attempts.read(run.files.attempts, "7")[-1].outcome == DIVERGED
+    assert run.settle(1) == ("", False), "accounted for once"
 
 
 def test_the_end_of_a_long_log(tmp_path: Path) -> None:
@@ -426,7 +444,7 @@ def test_runs_without_a_job_are_shown_too(tmp_path: Path, monkeypatch: pytest.Mo
     write(path / "config.yaml", "rounds: 9\n")
     monkeypatch.setattr(queue, "_squeue", lambda jobs: pytest.fail("nothing to ask for"))
     (row,) = status.rows([path])
-    assert (row.state, row.job_id, row.rounds) == ("not submitted", "", "0/9")
+    assert (row.state, row.job_id, row.rounds) == ("not started", "", "0/9")
 
 
 def test_the_status_command(
@@ -454,6 +472,7 @@ def test_the_mark_is_there_before_the_signal(run: Run, monkeypatch: pytest.Monke
     """Else the job would take it for a preemption and go back into the queue."""
     marked: list[bool] = []
     monkeypatch.setattr(cancel, "queue_state", lambda record: QueueState("RUNNING"))
+    monkeypatch.setattr(queue, "job_fields", lambda job_id: {"StdOut": f"{run.folder}/7_0_log.out"})
     monkeypatch.setattr(queue, "run_command", lambda words: marked.append(run.files.is_cancelled("7")))
     assert cancel.cancel(run.path) == f"{run.path}: job 7 cancelled"
     assert marked == [True]
@@ -490,6 +509,73 @@ def test_a_local_job_of_another_host_is_cancelled_there(tmp_path: Path, monkeypa
     assert not run.files.is_cancelled("7")
 
 
+def test_a_job_of_slurm_that_is_not_of_this_run_is_left_alone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cancel, "queue_state", lambda record: QueueState("RUNNING"))
+    monkeypatch.setattr(queue, "job_fields", lambda job_id: {"StdOut": "/home/me/my-other-job.out"})
+    monkeypatch.setattr(queue, "run_command", lambda words: pytest.fail(f"{words}"))
+    with pytest.raises(QueueError, match=r"job 7 is not of this run: its log is /home/me/my-other-job.out"):
+        cancel.cancel(run.path)
+    assert not run.files.is_cancelled("7")
+
+
+@pytest.mark.parametrize("folder", ["", "/", "/tmp", "MINE/submission", "MINE/submission/jobs/one/deeper"])
+def test_a_process_that_is_not_the_controller_of_this_run_is_left_alone(tmp_path: Path, folder: str) -> None:
+    """job.json may lie where others can write: with an empty folder it named any process of the machine."""
+    run = Run(tmp_path, "local")
+    with subprocess.Popen([sys.executable, "-c", "input()", "launch.local", ""], stdin=subprocess.PIPE) as bystander:
+        record = Record(
+            str(bystander.pid), "local", folder.replace("MINE", str(run.path)), 1, 1, "1h", socket.gethostname(), 0.0
+        )
+        run.files.write_record(record)
+        with pytest.raises(ValueError, match="is of another run's job, which is left alone"):
+            cancel.cancel(run.path)
+        run.files.write_record(replace(record, folder=str(run.folder)))
+        assert "has already ended" in cancel.cancel(run.path)
+        assert bystander.poll() is None
+        bystander.communicate(b"\n")
+        assert bystander.returncode == 0
+
+
 def test_a_signal_is_named_in_both_notations() -> None:
     assert aftermath._signal_of(137) == aftermath._signal_of(-signal.SIGKILL) == " (SIGKILL)"
     assert aftermath._signal_of(1) == aftermath._signal_of(255) == ""
+
+
+# ------------------------------------------------------------------------------------------ runs without a job
+
+
+def test_runs_that_were_started_by_hand_say_what_became_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "_squeue", lambda jobs: pytest.fail("nothing to ask for"))
+    told: dict[str, list[Exception | str]] = {
+        "failed": [ValueError("no data at /data")],
+        "diverged": [NonFiniteUpdateError("client 3 is not finite", 2)],
+        "stopped": ["stopped"],
+        "killed": [],
+    }
+    for name, ends in told.items():
+        writer = Events(tmp_path / name / "events.jsonl", name, 0, "here")
+        writer.write("started")
+        for end in ends:
+            writer.write(end) if isinstance(end, str) else writer.failure(end)
+    assert all(status.is_run(tmp_path / name) for name in told), "also one that failed before its config was written"
+    found = status.rows([tmp_path / name for name in told])
+    assert [row.state for row in found] == list(told)
+    assert [row.error for row in found] == ["no data at /data", "client 3 is not finite", "", ""]
+    with (tmp_path / "killed" / ".lock").open("w") as lock:
+        lock.write(f"process 12 on {os.uname().nodename}\n")
+        lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert status.rows([tmp_path / "killed"])[0].state == "running"
+    (tmp_path / "killed" / ".lock").write_text("process 12 on elsewhere\n")
+    assert status.rows([tmp_path / "killed"])[0].state == "started on elsewhere", "whose locks nobody sees here"
+
+
+def test_a_job_that_diverged_is_shown_with_its_reason(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.started()
+    write(run.path / "summary.json", '{"status": "diverged", "reason": "the final model is not finite"}')
+    row = shown(run, monkeypatch, QueueState("FAILED"))
+    assert (row.state, row.error) == ("diverged", "the final model is not finite")
+    monkeypatch.setattr(follow, "queue_state", lambda record: QueueState("FAILED"))
+    assert follow.follow_and_report(run.path, follow=False) == 3

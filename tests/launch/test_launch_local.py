@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from launch import attempts, follow, queue
-from launch.attempts import CANCELLED, FINISHED, REQUEUED, RETRIED
+from launch.attempts import CANCELLED, DIVERGED, FINISHED, REQUEUED, RETRIED
 from launch.cancel import cancel
 from launch.local import local_variables
 from launch.record import Record, SubmissionFolder
@@ -25,7 +25,8 @@ TINY = ("local.epochs=2", "checkpoint.every=1")
 
 def test_a_local_job_gets_a_clean_environment() -> None:
     variables = {"RANK": "1", "SLURM_JOB_ID": "5", "SUBMITIT_EXECUTOR": "slurm", "PYTHONPATH": "/mine", "HOME": "/root"}
-    assert local_variables(variables, Path("/code"), None) == {"PYTHONPATH": "/code:/mine", "HOME": "/root"}
+    path = {"PYTHONPATH": "/code:/mine", "PYTHONSAFEPATH": "1"}
+    assert local_variables(variables, Path("/code"), None) == {"HOME": "/root", **path}
 
 
 @pytest.mark.parametrize(
@@ -168,6 +169,35 @@ def test_a_failing_run_says_why_when_followed(local: Local) -> None:
     assert "nowhere.npz" in output
     assert "the job failed with exit code 1" in output
     assert "cluster.requeue_on_failure=N would start it again" in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["before the ranks have met", "in training"])
+def test_a_killed_controller_leaves_no_rank_behind(local: Local, when: str) -> None:
+    local.submit("rounds=8", "local.epochs=4", "--ranks-per-node", "2")
+    if when == "in training":
+        local.until(lambda: local.saved() >= 1, "round 1")
+    else:
+        local.until(lambda: len(local.tasks()) == 2, "the ranks")
+    os.kill(int(local.record.job_id), signal.SIGKILL)
+    local.until(lambda: not local.tasks(), "the end of all ranks", 5)
+    assert "not in the queue" in local.command("launch.status")
+    assert "has already ended" in local.command("launch.cancel", str(local.run_folder))
+    local.submit("rounds=8", "local.epochs=4", "--ranks-per-node", "2", "--wait")
+    assert "finished" in local.command("launch.status")
+
+
+@pytest.mark.slow
+def test_a_job_that_diverges_says_so_and_is_not_started_again(local: Local) -> None:
+    words = ("rounds=2", "local.lr=1e30", "--ranks-per-node", "2", "cluster.requeue_on_failure=3", "--wait")
+    output = local.command("launch.submit", *TINY, "--cluster", "local", *words, code=3)
+    assert "returned a non-finite update in round 1" in output
+    assert [attempt.outcome for attempt in local.history()] == [DIVERGED]
+    assert "diverged" in local.command("launch.status")
+    skipping = (*words, "runtime.on_nonfinite=skip")
+    output = local.command("launch.submit", *TINY, "--cluster", "local", *skipping, code=3)
+    assert "nobody contributed to any of the 2 rounds" in output
+    assert [attempt.outcome for attempt in local.history()] == [DIVERGED]
 
 
 @pytest.mark.slow

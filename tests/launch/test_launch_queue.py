@@ -11,7 +11,17 @@ from pathlib import Path
 import pytest
 
 from launch import queue
-from launch.queue import GONE, UNKNOWN, QueueError, QueueState, local_state, parse_sacct, parse_squeue, slurm_states
+from launch.queue import (
+    CONTROLLER,
+    GONE,
+    UNKNOWN,
+    QueueError,
+    QueueState,
+    local_state,
+    parse_sacct,
+    parse_squeue,
+    slurm_states,
+)
 
 
 class Programs:
@@ -121,13 +131,16 @@ def test_the_fields_of_a_job(programs: Programs) -> None:
 
 
 def test_a_local_job_is_a_process_with_its_folder(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)", str(tmp_path)]
+    command = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)", CONTROLLER, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
         job, host = str(process.pid), socket.gethostname()
         assert local_state(job, str(tmp_path), host).name == "RUNNING"
         assert local_state(job, "another folder", host).name == GONE  # the id is another process's now
+        assert local_state(job, "", host).name == GONE  # which is a word of any command line
+        assert local_state(job, CONTROLLER, host).name == GONE
+        assert local_state("self", str(tmp_path), host).name == GONE
         assert local_state(job, str(tmp_path), "elsewhere") == QueueState(UNKNOWN, "started on elsewhere")
         process.kill()
     assert local_state(job, str(tmp_path), host).name == GONE

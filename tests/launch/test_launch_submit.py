@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -11,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from fedspec_dist.config import Config, ConfigError, load
-from launch import attempts, follow, submission, submit
+from launch import attempts, follow, queue, submit
 from launch.queue import GONE, UNKNOWN, QueueState
-from launch.record import Record, SubmissionFolder, read_json, write
+from launch.record import Record, SubmissionFolder, write
 from launch.start import SubmitError
 from launch.submission import submit_array
 from launch.submit import overrides_of
@@ -43,6 +44,10 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return copy
 
 
+def in_queue(monkeypatch: pytest.MonkeyPatch, state: QueueState) -> None:
+    monkeypatch.setattr(queue, "slurm_states", lambda jobs: dict.fromkeys(jobs, state))
+
+
 def run_folder(output: str = "runs") -> Path:
     (found,) = (path for path in Path(output).absolute().iterdir() if not path.name.startswith("."))
     return found
@@ -63,7 +68,7 @@ def test_a_submitted_run_has_everything_in_its_folder(cluster: Path, capsys: pyt
     assert (resolved.rounds, resolved.cluster.gpus_per_node, resolved.cluster.time) == (3, 2, "12:00:00")
     assert resolved.run_folder().absolute() == folder
     assert "python -m fedspec_dist.main rounds=3 cluster.gpus_per_node=2" in files.command.read_text()
-    assert isinstance(read_json(files.git), dict)
+    assert isinstance(json.loads(files.git.read_text()), dict)
     assert "#SBATCH --time=720" in cluster.read_text()
 
 
@@ -192,7 +197,16 @@ def test_what_sbatch_says_is_passed_on(cluster: Path, tmp_path: Path, capsys: py
     error = capsys.readouterr().err
     assert error.startswith("the job was refused: sbatch: error: invalid partition: x. Look at --dry-run;")
     assert error.count("invalid partition") == 1
-    assert SubmissionFolder(run_folder()).record() is None
+    assert not list(Path("runs").iterdir()), "nothing was submitted, and nothing looks as if it had been"
+
+
+def test_a_refusal_leaves_an_earlier_run_as_it_was(cluster: Path, tmp_path: Path) -> None:
+    assert submit.main(["rounds=3"]) == 0
+    write(run_folder() / "metrics.jsonl", "{}")
+    before = {path for path in Path("runs").rglob("*") if path.is_file()}
+    (tmp_path / "bin" / "sbatch").write_text("#!/bin/bash\nexit 1\n")
+    assert submit.main(["rounds=3"]) == 1
+    assert {path for path in Path("runs").rglob("*") if path.is_file()} == before
 
 
 def test_a_machine_without_slurm_is_told_so(
@@ -210,11 +224,11 @@ def test_a_run_is_submitted_once(
     cluster: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert submit.main(["rounds=3"]) == 0
-    monkeypatch.setattr(submission, "queue_state", lambda record: QueueState("PENDING", "Resources"))
+    in_queue(monkeypatch, QueueState("PENDING", "Resources"))
     assert submit.main(["rounds=3"]) == 1
     error = capsys.readouterr().err
     assert f"{run_folder()} is job 77 already (PENDING). Follow it with python -m launch.follow" in error
-    monkeypatch.setattr(submission, "queue_state", lambda record: QueueState(GONE))
+    in_queue(monkeypatch, QueueState(GONE))
     assert submit.main(["rounds=3"]) == 0
     assert len(list(SubmissionFolder(run_folder()).jobs.iterdir())) == 2
 
@@ -223,7 +237,7 @@ def test_a_job_of_unknown_state_may_still_run(
     cluster: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert submit.main(["rounds=3"]) == 0
-    monkeypatch.setattr(submission, "queue_state", lambda record: QueueState(UNKNOWN, "started on elsewhere"))
+    in_queue(monkeypatch, QueueState(UNKNOWN, "started on elsewhere"))
     assert submit.main(["rounds=3"]) == 1
     assert (
         "may still be job 77 (started on elsewhere). If you know that it has ended, delete" in capsys.readouterr().err
@@ -344,6 +358,74 @@ def test_many_runs_are_one_array(cluster: Path) -> None:
         assert (folder / f"77_{place}_submitted.pkl").exists()
 
 
+def site(cluster: Path, array_size: int) -> list[str]:
+    """A site whose arrays have so many places at most. Gives what each sbatch got, as it comes."""
+    scripts = cluster.parent / "scripts"
+    scripts.mkdir()
+    for name, script in {
+        "scontrol": f'echo "MaxArraySize            = {array_size}"',
+        "sbatch": f'n=$(ls {scripts} | wc -l); [ -e {scripts}/full ] && exit 1; cp "$1" {scripts}/$n; '
+        'echo "Submitted batch job $((77 + n))"',
+    }.items():
+        (cluster.parent / "bin" / name).write_text(f"#!/bin/bash\n{script}\n")
+        (cluster.parent / "bin" / name).chmod(0o755)
+    return scripts
+
+
+def test_more_runs_than_an_array_of_the_site_can_have_are_several(cluster: Path) -> None:
+    scripts = site(cluster, array_size=3)
+    submissions = submit_array(entries(*range(7)))
+    ids = ["77_0", "77_1", "77_2", "78_0", "78_1", "78_2", "79"]
+    assert [submission.job_id for submission in submissions] == ids
+    texts = [(scripts / str(number)).read_text() for number in range(3)]
+    assert ["--array=0-2%3" in text for text in texts] == [True, True, False]
+    assert not any("dependency" in text for text in texts), "without a limit they need not wait for each other"
+    folders = list(dict.fromkeys(submission.log.parent for submission in submissions))
+    places = [json.loads((folder / "runs.json").read_text())["runs"] for folder in folders]
+    assert [path for part in places for path in part] == [str(submission.run_folder) for submission in submissions]
+
+
+def test_arrays_of_a_limited_sweep_wait_for_each_other(cluster: Path) -> None:
+    scripts = site(cluster, array_size=2)
+    submit_array(entries(*range(5), array_parallelism=1))
+    texts = [(scripts / str(number)).read_text() for number in range(3)]
+    found = [[line for line in text.splitlines() if "dependency" in line] for text in texts]
+    assert found == [[], ["#SBATCH --dependency=afterany:77"], ["#SBATCH --dependency=afterany:78"]]
+    assert ["--array=0-1%1" in text for text in texts] == [True, True, False]
+
+
+def test_what_a_site_took_before_it_refused_stays_and_the_rest_leaves_nothing(cluster: Path) -> None:
+    scripts = site(cluster, array_size=2)
+    sbatch = cluster.parent / "bin" / "sbatch"
+    sbatch.write_text(sbatch.read_text().replace('cp "$1"', '[ "$n" = 1 ] && exit 1; cp "$1"'))
+    with pytest.raises(SubmitError, match="2 of 5 runs were submitted before that"):
+        submit_array(entries(*range(5)))
+    assert len(list(scripts.iterdir())) == 1
+    folders = [path for path in Path("runs").iterdir() if path.name != ".arrays"]
+    assert len(folders) == 2
+    assert all(SubmissionFolder(folder).record() for folder in folders)
+    assert len(list(Path("runs/.arrays").iterdir())) == 1
+
+
+def test_a_refused_array_leaves_no_folders(cluster: Path, tmp_path: Path) -> None:
+    (tmp_path / "bin" / "sbatch").write_text('#!/bin/bash\necho "sbatch: error: Invalid job array" >&2; exit 1\n')
+    with pytest.raises(SubmitError, match="Invalid job array"):
+        submit_array(entries(*range(30)))
+    assert not list(Path("runs").iterdir())
+
+
+def test_a_run_that_somebody_started_by_hand_is_not_submitted_too(cluster: Path) -> None:
+    folder = load(None, ["seed=1"]).run_folder()
+    folder.mkdir(parents=True)
+    with (folder / ".lock").open("w") as lock:
+        lock.write(f"process 12 on {os.uname().nodename}\n")
+        lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(SubmitError, match=r"is at work already, in process 12 on .*; wait for it"):
+            submit_array(entries(0, 1))
+    assert not cluster.exists()
+
+
 def test_an_array_of_one_is_a_job(cluster: Path) -> None:
     (entry,) = submit_array(entries(0))
     assert entry.job_id == "77"
@@ -364,7 +446,15 @@ def test_runs_of_an_array_are_different_runs(cluster: Path) -> None:
 def test_a_run_of_an_array_that_is_in_the_queue_is_refused(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = Record("5", "slurm", "x", 1, 1, "1h", "here", time.time())
     SubmissionFolder(load(None, ["seed=1"]).run_folder()).write_record(record)
-    monkeypatch.setattr(submission, "queue_state", lambda record: QueueState("RUNNING"))
+    in_queue(monkeypatch, QueueState("RUNNING"))
     with pytest.raises(SubmitError, match="is job 5 already"):
         submit_array(entries(0, 1))
     assert not cluster.exists()
+
+
+def test_a_run_that_diverged_is_not_submitted_again(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(load(None, ["rounds=3"]).run_folder() / "summary.json", '{"status": "diverged", "reason": "too large"}')
+    assert submit.main(["rounds=3"]) == 3
+    assert "this run has already diverged: too large. --fresh starts it over" in capsys.readouterr().err
+    assert not cluster.exists()
+    assert submit.main(["rounds=3", "--fresh"]) == 0

@@ -67,11 +67,11 @@ def test_a_run_inherits_nothing_of_a_surrounding_job() -> None:
         "SLURM_JOB_ID": "7",
         "SUBMITIT_LOCAL_NTASKS": "2",
     }
-    assert environment(outer, 2, None) == {"PATH": "/bin", "SLURM_JOB_ID": "7", "OMP_NUM_THREADS": "2"}
-    assert environment({"OMP_NUM_THREADS": "5"}, 2, ["1", "3"]) == {
-        "OMP_NUM_THREADS": "5",
-        "CUDA_VISIBLE_DEVICES": "1,3",
-    }
+    found = environment(outer, 2, None)
+    assert (Path(found.pop("PYTHONPATH")) / "launch" / "pool.py").exists(), "this code is found from any folder"
+    assert found == {"PATH": "/bin", "SLURM_JOB_ID": "7", "OMP_NUM_THREADS": "2", "PYTHONSAFEPATH": "1"}
+    found = environment({"OMP_NUM_THREADS": "5"}, 2, ["1", "3"])
+    assert (found["OMP_NUM_THREADS"], found["CUDA_VISIBLE_DEVICES"]) == ("5", "1,3")
 
 
 def test_gpus_are_those_that_are_visible_and_are_shared_evenly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

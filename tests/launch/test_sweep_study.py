@@ -6,21 +6,24 @@ import csv
 import fcntl
 import io
 import json
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from fedspec_dist.distributed.collectives import CollectiveError
+from fedspec_dist.failures import NonFiniteError
+from fedspec_dist.fisher.sketch import NonFiniteFisherError
+from fedspec_dist.rounds.divergence import NonFiniteModelError, NonFiniteUpdateError
+from fedspec_dist.tracking import events
 from launch.axes import Run, load_sweep
 from launch.collect import as_csv, rows, state_tables, summary
-from launch.outcomes import Outcome, Outcomes, last_error, read_outcome
+from launch.outcomes import Outcome, Outcomes, read_outcome
 from launch.study import Study
 
-BAD_CLIENT = (
-    "client 3 returned a non-finite update in round 2 (rank 0). Lower local.lr, set local.clip_norm, or drop such "
-    "clients with runtime.on_nonfinite=skip"
-)
+BAD_CLIENT = NonFiniteUpdateError("client 3 returned a non-finite update in round 2 (rank 0)", 2)
 
 
 def study_of(folder: Path, text: str, *more: str) -> Study:
@@ -43,13 +46,12 @@ def write_metrics(folder: Path, *accuracies: float) -> None:
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
 
 
-def write_log(folder: Path, *lines: str, rank: int = 0) -> None:
-    (folder / "log").mkdir(parents=True, exist_ok=True)
-    (folder / "log" / f"rank-{rank}.log").write_text("".join(f"{line}\n" for line in lines))
-
-
-def at(second: int, level: str, text: str) -> str:
-    return f"2026-01-31 12:00:{second:02d},123 {level} fedspec_dist.rounds.run: {text}"
+def tell(folder: Path, *errors: Exception | str, rank: int = 0) -> None:
+    """A start of the run, as its events tell of it: how it ended, by errors of ranks or by the name of an event."""
+    writer = events.Events(folder / "events.jsonl", uuid.uuid4().hex, rank, "host")
+    writer.write(events.STARTED)
+    for error in errors:
+        writer.write(error) if isinstance(error, str) else writer.failure(error)
 
 
 def shown(runs: list[Run]) -> list[str]:
@@ -64,7 +66,7 @@ def run_all(study: Study, accuracy: Callable[[Run], float | None]) -> list[list[
         batches.append(shown(waiting))
         for run in waiting:
             if (value := accuracy(run)) is None:
-                write_log(run.folder, at(1, "DEBUG", "rank 0 of 1 on host, cpu"), at(2, "ERROR", BAD_CLIENT))
+                tell(run.folder, BAD_CLIENT)
             else:
                 finish(run, value)
     return batches
@@ -79,47 +81,58 @@ def test_states_of_a_run_folder(tmp_path: Path) -> None:
     write_metrics(folder, 0.1, 0.2)
     assert read_outcome(folder).state == "unfinished"
     assert read_outcome(folder).round == 2
-    write_log(folder, at(1, "DEBUG", "rank 0 of 1 on host, cpu"), at(2, "ERROR", "No space left"))
+    tell(folder, OSError(28, "No space left"))
     assert read_outcome(folder).state == "failed"
-    assert read_outcome(folder).error == "No space left"
-    write_log(folder, at(1, "DEBUG", "rank 0 of 1 on host, cpu"), at(2, "ERROR", BAD_CLIENT), "Traceback", "more")
+    assert "No space left" in read_outcome(folder).error
+    tell(folder, BAD_CLIENT)
     assert read_outcome(folder).state == "diverged"
     assert read_outcome(folder).complete
     assert read_outcome(folder, skips=True).state == "failed", "with skip it goes on"
+    (folder / "summary.json").write_text('{"status": "diverged", "reason": "the final model is not finite"}')
+    assert read_outcome(folder).state == "diverged"
+    assert read_outcome(folder).score("test_accuracy", 1) is None
+    assert read_outcome(folder, skips=True).error == "the final model is not finite"
     (folder / "summary.json").write_text('{"status": "finished"}')
     assert read_outcome(folder).state == "finished"
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "state"),
     [
-        "fedgh: the Gram matrix of the updates has entries that are not finite",
-        "QR of a matrix with NaN or infinite entries",
-        "fisher: a product with the Fisher matrix has entries that are not finite",
+        (NonFiniteModelError("the server's step of round 5 is not finite", 5), "diverged"),
+        (NonFiniteError("fedgh: the Gram matrix of the updates has entries that are not finite"), "diverged"),
+        (NonFiniteFisherError("fisher: not finite"), "diverged"),
+        (ValueError("data.path: d.npz: train image at index 3 has a value that is not finite (nan or inf)"), "failed"),
+        (RuntimeError("a NaN or infinite thing, non-finite"), "failed"),
+        (MemoryError(), "failed"),
     ],
 )
-def test_whatever_is_not_finite_has_diverged(tmp_path: Path, error: str) -> None:
-    write_log(tmp_path, at(1, "DEBUG", "rank 0 of 1 on host, cpu"), at(2, "ERROR", error))
-    assert read_outcome(tmp_path).state == "diverged"
-    assert read_outcome(tmp_path, skips=True).state == "diverged", "skip would not help"
+def test_what_has_diverged_is_told_by_the_kind_of_the_error_and_not_by_its_words(
+    tmp_path: Path, error: Exception, state: str
+) -> None:
+    tell(tmp_path, error)
+    assert read_outcome(tmp_path).state == state
+    assert read_outcome(tmp_path, skips=True).state == state, "skip would not help"
 
 
 def test_a_new_start_forgets_the_error_before(tmp_path: Path) -> None:
-    write_log(
-        tmp_path,
-        at(1, "DEBUG", "rank 0 of 2 on host, cpu"),
-        at(2, "ERROR", "No space left"),
-        at(5, "DEBUG", "rank 0 of 1 on host, cpu"),
-    )
-    write_log(tmp_path, at(1, "DEBUG", "rank 1 of 2 on host, cpu"), at(2, "ERROR", "Killed"), rank=1)
-    assert last_error(tmp_path / "log") == ""
+    tell(tmp_path, OSError("No space left"))
+    tell(tmp_path)
+    assert read_outcome(tmp_path).state == "unfinished"
+    tell(tmp_path, "stopped")
     assert read_outcome(tmp_path).state == "unfinished"
 
 
-def test_an_error_of_another_rank_is_found(tmp_path: Path) -> None:
-    write_log(tmp_path, at(1, "DEBUG", "rank 0 of 2 on host, cpu"), at(3, "INFO", "ending: rank 1 failed first"))
-    write_log(tmp_path, at(1, "DEBUG", "rank 1 of 2 on host, cpu"), at(2, "ERROR", BAD_CLIENT), rank=1)
+def test_of_several_ranks_the_first_to_fail_is_the_cause(tmp_path: Path) -> None:
+    for rank, error in ((1, BAD_CLIENT), (0, CollectiveError("rank 1 is gone"))):
+        events.Events(tmp_path / "events.jsonl", "one start", rank, "host").failure(error)
     assert read_outcome(tmp_path).state == "diverged"
+
+
+def test_a_run_folder_of_an_older_version_is_unfinished(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "rank-0.log").write_text("2026-01-31 12:00:02,123 ERROR x: is not finite\n")
+    assert read_outcome(tmp_path).state == "unfinished"
 
 
 def test_a_run_at_work_is_seen_by_its_lock_which_stays_untouched(tmp_path: Path) -> None:
@@ -264,9 +277,7 @@ methods:
     for run, value in zip(study.waiting(), [0.5, 0.6, 0.7, 0.8, 0.9], strict=False):
         finish(run, 0.95, value)
     wild = [run for run in study.waiting() if run.method == "wild"]
-    write_log(
-        wild[0].folder, at(1, "DEBUG", "rank 0 of 1 on host, cpu"), at(2, "ERROR", BAD_CLIENT), 'a "quoted", line'
-    )
+    tell(wild[0].folder, NonFiniteUpdateError(f'{BAD_CLIENT}\na "quoted", line', 2))
     return study
 
 
@@ -357,7 +368,7 @@ def test_status_names_states_and_errors(tmp_path: Path) -> None:
 def test_status_shows_brackets_as_they_are(tmp_path: Path) -> None:
     study = study_of(tmp_path, 'methods: {"[/x]": {axes: {list: [{"phases": [{rounds: 2}]}]}}}')
     (run,) = study.waiting()
-    write_log(run.folder, at(1, "DEBUG", "rank 0 of 1 on host, cpu"), at(2, "ERROR", "no [/bold] left"))
+    tell(run.folder, OSError("no [/bold] left"))
     console = Console(width=250, record=True, file=io.StringIO())
     for table in state_tables(study, {}):
         console.print(table)

@@ -107,7 +107,7 @@ def test_a_fresh_start_killed_half_way_does_not_look_finished(tmp_path: Path, mo
     with pytest.raises(KeyboardInterrupt):
         folder.open(fresh=True)
     assert removed[0] == "checkpoints"
-    assert folder.finished() is None
+    assert folder.ended() is None
     folder.close()
 
 
@@ -120,11 +120,11 @@ def test_a_place_that_cannot_be_written_is_named(place: str) -> None:
 @pytest.mark.parametrize("content", ["", "[]", '{"status": "stopped"}', '"finished"', "\xff"])
 def test_only_a_whole_summary_says_that_a_run_has_finished(content: str, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    assert folder.finished() is None
+    assert folder.ended() is None
     folder.summary.write_text(content, encoding="latin-1")
-    assert folder.finished() is None
+    assert folder.ended() is None
     write_json(folder.summary, {"status": "finished", "rounds": 3})
-    assert folder.finished() == {"status": "finished", "rounds": 3}
+    assert folder.ended() == {"status": "finished", "rounds": 3}
 
 
 def test_json_is_strict_and_renamed_into_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,81 @@
+"""Numbers that are not finite: the errors, what is advised, and when a run that did all its rounds is no result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from fedspec_dist.config import Phase
+from fedspec_dist.failures import NonFiniteError, Origin
+
+# No network that trains has a weight as large.
+_LARGE_WEIGHT = 1e3
+_CLIENTS = "Lower local.lr, or set local.clip_norm"
+
+
+class DivergenceError(NonFiniteError):
+    """A round with numbers that are not finite; `round_number` counts from 1."""
+
+    def __init__(self, message: str, round_number: int) -> None:
+        super().__init__(message)
+        self.round_number = round_number
+
+
+class NonFiniteUpdateError(DivergenceError):
+    """A client's update, or what it sends or keeps besides, has a NaN or an infinity."""
+
+    origin = Origin.CLIENT
+
+
+class NonFiniteModelError(DivergenceError):
+    """The server's step made a NaN or an infinity, or a model that no client can train, out of finite updates."""
+
+    origin = Origin.SERVER
+
+
+def server_fault(theta: Tensor, phase: Phase) -> str:
+    """Why a model `[P]` was useless before any client had it; empty when that is not the server's doing.
+
+    Clients whose updates are not finite may have been given a model that is finite and far too large.
+    """
+    lr = phase.server.optimizer.lr
+    largest = float(theta.detach().abs().max()) if len(theta) else 0.0
+    if lr <= 1 or not largest > _LARGE_WEIGHT >= largest / lr:  # with lr 1 the same updates would have done no harm
+        return ""
+    return (
+        f"the server's steps have made entries up to {largest:.3g} in the model: lower server.optimizer.lr, which is "
+        f"{lr:g}"
+    )
+
+
+def no_result(
+    records: Sequence[Mapping[str, Any]],  # of metrics.jsonl
+    state: Mapping[str, Tensor],  # the final model's
+    advice: str,
+) -> str:
+    """Why a run that has done all its rounds has no result, and what to do; empty when it has one."""
+    last = records[-1] if records else {}
+    if records and all(num_contributing(record) == 0 for record in records):
+        skipped = sum(record.get("clients_skipped", 0) for record in records)
+        told = f"{skipped} updates were not finite and left out" if skipped else "no sampled client reported"
+        remedy = advice or (f"{_CLIENTS}" if skipped else "Lower dropout, or raise clients_per_round")
+        return f"nobody contributed to any of the {len(records)} rounds: {told}. {_sentence(remedy)}"
+    broken = sorted(name for name, tensor in state.items() if not bool(tensor.isfinite().all()))
+    if broken:
+        return f"the final model is not finite ({broken[0]}). {_sentence(advice or _CLIENTS)}"
+    if records and last.get("test_loss") is None:
+        return f"the loss of the final model on the test set is not finite. {_sentence(advice or _CLIENTS)}"
+    if records and num_contributing(last) and last.get("train_loss") is None:
+        return f"the clients' loss in the last round is not finite. {_sentence(advice or _CLIENTS)}"
+    return ""
+
+
+def num_contributing(record: Mapping[str, Any]) -> int:
+    """Clients whose updates entered the model in a round."""
+    return len(record.get("cohort", ())) - int(record.get("clients_skipped", 0))
+
+
+def _sentence(advice: str) -> str:
+    return f"{advice[:1].upper()}{advice[1:]}"
