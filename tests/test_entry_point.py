@@ -138,8 +138,8 @@ def test_a_plan_for_no_ranks_is_refused(ranks: str, capsys: pytest.CaptureFixtur
         (["--ranks", "8"], "--ranks: is for --plan alone"),
         (["--ranks", "8", "--print-config"], "--ranks: is for --plan alone"),
         (["--plan", "--print-config"], "--print-config, --plan: give one of them"),
-        (["--plan", "--fresh"], "--fresh: with --plan and --print-config nothing runs"),
-        (["--print-config", "--fresh"], "--fresh: with --plan and --print-config nothing runs"),
+        (["--plan", "--fresh"], "--fresh, --accept-changes: with --plan and --print-config nothing runs"),
+        (["--print-config", "--fresh"], "--fresh, --accept-changes: with --plan and --print-config nothing runs"),
         (["--print-config", "--debug"], "--debug: with --print-config nothing runs"),
     ],
 )

@@ -88,10 +88,11 @@ def run_job(
     environment = Environment(rank, num_ranks, rank, num_ranks, launched=True)
     device = torch.device("cuda" if config.runtime.device == "cuda" else "cpu")
     runtime = Runtime(environment, device, "gloo", collectives, StopRequest())
-    federation = load_federation(config, prepares=True).to(device, image_format(device, config.runtime.precision))
+    federation = load_federation(config, prepares=True)
+    module = build_model(config, federation.dataset).to(device)
+    federation = federation.to(device, image_format(device, config.runtime.precision))
     for position, value in (spoil or {}).items():
         federation.dataset.train_images[position, 0, 0, 0] = value
-    module = build_model(config, federation.dataset).to(device)
     run_folder = RunFolder(folder)
     saved = load_newest(run_folder.checkpoints, config.fingerprint())
     if saved is not None:
