@@ -66,8 +66,6 @@ def _refuse_idle(options: argparse.Namespace) -> None:
         idle = [f"--{name.replace('_', '-')}" for name in _OF_RUNS if getattr(options, name)]
         if idle:
             raise ConfigError(f"{', '.join(idle)}: with --status and --collect nothing runs; leave it out")
-    if options.fresh and options.accept_changes:
-        raise ConfigError("--accept-changes: is for results that are kept, and --fresh starts over; give one of them")
     if options.cluster == "slurm" and (options.ranks or options.max_ranks):
         raise ConfigError(
             "--ranks, --max-ranks: are for --cluster local; for SLURM give cluster.ranks_per_node=N or "

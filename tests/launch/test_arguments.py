@@ -81,7 +81,6 @@ def test_an_option_of_submit_that_would_not_be_heeded_is_refused(
         (["--wait", "--cluster", "slurm", "--status"], "--wait: is for --cluster slurm and runs that are submitted"),
         (["--status", "--ranks", "2", "--fresh"], "--ranks, --fresh: with --status and --collect nothing runs"),
         (["--collect", "a.csv", "--max-ranks", "2"], "--max-ranks: with --status and --collect nothing runs"),
-        (["--fresh", "--accept-changes"], "--accept-changes: is for results that are kept"),
         (["--cluster", "slurm", "--ranks", "2"], "--ranks, --max-ranks: are for --cluster local"),
     ],
 )
