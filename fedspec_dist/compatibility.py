@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from fedspec_dist.methods import LOCAL_ALGORITHMS
-from fedspec_dist.overrides import ConfigError
+from fedspec_dist.overrides import PHASE_SECTIONS, ConfigError
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,12 @@ class Rule:
 # Local methods whose update is a sum of gradient steps, possibly pulled to the anchor: what FedNova normalises.
 _STATEFUL_MEANS = {"feddyn", "feddc"}
 _LEARNED_WEIGHTS = {"feddisco", "fedawa", "fedlaw"}
+_LEARNED_FROM_UPDATES = {"fedawa", "fedlaw"}
+_WITHOUT_WEIGHTS = {"median", "trimmed_mean", "krum", "multi_krum"}
+# Their server halves work with the updates as they were received.
+_WITH_SERVER_HALVES = {"scaffold", "feddyn", "feddc", "fedcm", "mofedsam"}
+# Nothing of a client reaches the server but its update.
+_ONLY_UPDATES = ("fedavg", "fedprox", "fedsam", "fedlc", "feddecorr", "moon", "fedrcl")
 _WITH_MEMORY = {"momentum", "adagrad", "adam", "yogi"}
 _SMALLEST_LR = 1e-30
 _ON_FEATURES = {"moon", "feddecorr", "fedrcl"}
@@ -64,10 +71,44 @@ RULES = [
     Rule(
         "server.weights",
         lambda phase, _: (
-            phase.server.aggregator.type in ("median", "trimmed_mean") and phase.server.weights.type in _LEARNED_WEIGHTS
+            phase.server.aggregator.type in _WITHOUT_WEIGHTS and phase.server.weights.type in _LEARNED_WEIGHTS
         ),
-        "got a weighting with an aggregator that ignores weights; allowed with median and trimmed_mean: uniform, "
-        "samples (which are ignored)",
+        "got a weighting with an aggregator that ignores weights; allowed with median, trimmed_mean, krum and "
+        "multi_krum: uniform, samples (which are ignored)",
+    ),
+    Rule(
+        "server.aggregator.byzantine",
+        lambda phase, config: _too_few_for_krum(phase, config.cohort_size()),
+        "got a share for which Krum guarantees nothing: with f = floor(byzantine * K) of the K clients of a round it "
+        "needs K >= 2 f + 3; allowed: a smaller share, or more clients_per_round",
+    ),
+    Rule(
+        "server.transforms",
+        lambda phase, _: "noise" in _chain(phase) and "clip" not in _chain(phase)[: _chain(phase).index("noise")],
+        "got noise without a clip before it, of whose norm it is a multiple; allowed: [clip, noise]",
+    ),
+    Rule(
+        "server.transforms",
+        lambda phase, _: "noise" in _chain(phase)[:-1],
+        "got something after noise, which adds one vector to all updates: it would see little but that vector; "
+        "allowed: noise as the last one",
+    ),
+    Rule(
+        "server.transforms",
+        lambda phase, _: "clip" in _chain(phase) and phase.local.algorithm.type in _WITH_SERVER_HALVES,
+        "got clip with a local.algorithm whose server half takes the updates as they were received, however long: "
+        f"{', '.join(sorted(_WITH_SERVER_HALVES))}; allowed with them: no clip and no noise",
+    ),
+    Rule(
+        "server.weights",
+        lambda phase, _: "clip" in _chain(phase) and phase.server.weights.type in _LEARNED_FROM_UPDATES,
+        "got weights that are learned from the updates as they were received, with server.transforms that clip them so "
+        "that none counts for more; allowed with clip: uniform, samples, feddisco",
+    ),
+    Rule(
+        "server.aggregator",
+        lambda phase, _: phase.server.aggregator.type == "fedgh" and "fedgh" in _chain(phase),
+        "got 'fedgh' after server.transforms that have it already; allowed with them: fedavg, or any other",
     ),
     Rule(
         "server.optimizer",
@@ -153,6 +194,44 @@ RULES = [
 ]
 
 
+def _chain(phase: Any) -> list[str]:
+    return [transform.type for transform in phase.server.transforms]
+
+
+def _too_few_for_krum(phase: Any, cohort_size: int) -> bool:
+    f = int(Fraction(str(getattr(phase.server.aggregator, "byzantine", 0))) * cohort_size)
+    return f > 0 and cohort_size < 2 * f + 3
+
+
+def _account(key: str, holds: Callable[[Any, Any], bool], allowed: str) -> Rule:
+    """What an account of the privacy spent takes for granted, see `server.transforms.privacy`."""
+
+    def refuses(phase: Any, config: Any) -> bool:
+        asked = any(getattr(transform, "delta", None) is not None for transform in phase.server.transforms)
+        return asked and not holds(phase, config)
+
+    return Rule(key, refuses, f"does not go with a delta of noise, an account of the privacy spent; allowed: {allowed}")
+
+
+RULES += [
+    _account("phases", lambda _, config: not config.phases, "one phase, since a new one counts anew"),
+    _account("server.transforms", lambda phase, _: _chain(phase) == ["clip", "noise"], "[clip, noise], nothing else"),
+    _account("server.transforms", lambda phase, _: phase.server.transforms[-1].multiplier > 0, "a multiplier above 0"),
+    _account("server.aggregator", lambda phase, _: phase.server.aggregator.type == "fedavg", "fedavg"),
+    _account("server.weights", lambda phase, _: phase.server.weights.type == "uniform", "uniform"),
+    _account(
+        "local.algorithm",
+        lambda phase, _: phase.local.algorithm.type in _ONLY_UPDATES,
+        f"one of which nothing but updates reaches the server: {', '.join(_ONLY_UPDATES)}",
+    ),
+    _account(
+        "runtime.on_nonfinite",
+        lambda _, config: config.runtime.on_nonfinite == "raise",
+        "raise, since whom it leaves out depends on the data",
+    ),
+]
+
+
 def check_combinations(config: Any) -> None:
     """`config` is a `Config` whose every key is sound by itself.
 
@@ -170,5 +249,5 @@ def check_combinations(config: Any) -> None:
     for number, phase in enumerate(config.schedule()):
         for rule in RULES:
             if rule.refuses(phase, config):
-                prefix = f"phases.{number}." if config.phases else ""
+                prefix = f"phases.{number}." if config.phases and rule.key.split(".")[0] in PHASE_SECTIONS else ""
                 raise ConfigError(f"{prefix}{rule.key}: {rule.reason}")

@@ -41,7 +41,8 @@ class UpdateMatrix:
 
     def inner(self, other: RowMatrix) -> Tensor:
         """`U W^T`, `[K, R]`, for another matrix with the same columns."""
-        assert isinstance(other, UpdateMatrix)
+        if not isinstance(other, UpdateMatrix):
+            return other.inner(self).T
         pairs = zip(self._blocks, other._blocks, strict=True)
         partials = [mine.double() @ theirs.double().T for mine, theirs in pairs]
         return self._sum(partials, (self.num_rows, other.num_rows))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedspec_dist import methods, seeding
+from fedspec_dist.clients.attacks import Attack, attackers
 from fedspec_dist.config import Config, Phase, expand_home
 from fedspec_dist.data.partitions import Samples, class_counts
 from fedspec_dist.data.prepared import Dataset, load
@@ -32,13 +33,14 @@ class Federation:
     dataset: Dataset
     clients: Sequence[np.ndarray]  # client -> positions in the training set
     proxy: tuple[Tensor, Tensor] | None = None  # images, labels: the server's own, taken out of the test set
+    attackers: tuple[int, ...] = ()  # the malicious clients, whose training labels are what they made of them
 
     def to(self, device: torch.device) -> Federation:
         """The same on a device."""
         proxy = self.proxy
         if proxy is not None:
             proxy = proxy[0].to(device, memory_format=torch.channels_last), proxy[1].to(device)
-        return Federation(self.dataset.to(device), self.clients, proxy)
+        return replace(self, dataset=self.dataset.to(device), proxy=proxy)
 
     @property
     def population(self) -> list[int]:
@@ -79,7 +81,7 @@ def load_federation(config: Config, prepares: bool) -> Federation:
         **data.partition.parameters(without=["clients"]),
     )
     _check_partition(data.partition.type, clients, data.partition.clients, len(dataset.train_labels))
-    federation = _with_proxy(config, Federation(dataset, clients))
+    federation = _with_attackers(config, _with_proxy(config, Federation(dataset, clients)))
     empty = len(clients) - len(federation.population)
     if empty:
         log.info("%d of %d clients have no data and never take part", empty, len(clients))
@@ -122,7 +124,35 @@ def _with_proxy(config: Config, federation: Federation) -> Federation:
         )
     dataset, *proxy = federation.dataset.hold_out(positions)
     log.info("%d of %d test samples are the server's own and not tested on", len(positions), len(labels))
-    return Federation(dataset, federation.clients, (proxy[0], proxy[1]))
+    return replace(federation, dataset=dataset, proxy=(proxy[0], proxy[1]))
+
+
+def _with_attackers(config: Config, federation: Federation) -> Federation:
+    """Some of the clients are malicious, if the config has an attack: the same ones in all phases.
+
+    Raises:
+        ValueError: the fraction of them is less than one client.
+    """
+    choice, dataset = config.clients.attack, federation.dataset
+    if choice.type == "none":
+        return federation
+    malicious = attackers(config.seed, choice.fraction, federation.population)
+    if not malicious:
+        raise ValueError(
+            f"clients.attack.fraction: got {choice.fraction}, which of {len(federation.population)} clients with data "
+            "is less than one; allowed: a larger one, or clients.attack: none"
+        )
+    labels = dataset.train_labels.clone()
+    own = torch.from_numpy(np.concatenate([federation.clients[client] for client in malicious]))
+    labels[own] = make_attack(config).labels(labels[own], dataset.num_classes)
+    log.info("%d of %d clients are malicious: %s", len(malicious), len(federation.population), choice.type)
+    return replace(federation, dataset=replace(dataset, train_labels=labels), attackers=malicious)
+
+
+def make_attack(config: Config) -> Attack:
+    choice = config.clients.attack
+    made: Attack = methods.ATTACKS[choice.type].build(**choice.parameters(without=methods.ATTACK_COMMON))
+    return made
 
 
 def proxy_share(phase: Phase) -> float:

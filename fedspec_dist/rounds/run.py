@@ -184,6 +184,7 @@ def _describe(
         **{package: _version(package) for package in ("fedspec_dist", "torch", "torchvision", "numpy")},
         "cuda": torch.version.cuda if runtime.device.type == "cuda" else None,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        **({"attackers": list(federation.attackers)} if federation.attackers else {}),
         "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
         **_git(),
     }
