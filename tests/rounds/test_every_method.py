@@ -38,6 +38,26 @@ SETTINGS: dict[str, list[str]] = {
     "random filter": ["filter={type: random, ratio: 0.3}"],
     "fisher_diagonal": ["server.aggregator=fisher_diagonal"],
     "fedlaw": ["server.weights={type: fedlaw, epochs: 2, proxy_fraction: 0.2}"],
+    **{
+        f"attack {name}": [f"clients.attack={{type: {name}, fraction: 0.5}}"]
+        for name in methods.ATTACKS
+        if name != "none"
+    },
+    "clip": ["server.transforms=[{type: clip, norm: 0.1}]"],
+    "clip and noise": ["server.transforms=[{type: clip, norm: 0.1}, {type: noise, multiplier: 0.5}]"],
+    "fedgh before fednova": [
+        "server.transforms=[fedgh]",
+        "local.algorithm=fednova",
+        "server.aggregator=fednova",
+        "local.epochs={min: 1, max: 3}",
+    ],
+    "centered clipping of a noisy chain under attack": [
+        "server.transforms=[{type: clip, norm: 0.2}, fedgh, {type: noise, multiplier: 0.1}]",
+        "server.aggregator={type: centered_clipping, radius: 0.05}",
+        "clients.attack=gaussian",
+        "runtime.aggregation=gather",
+    ],
+    **{name: [f"server.aggregator={name}"] for name in ("krum", "multi_krum", "geometric_median", "centered_clipping")},
     "all at once": [
         "local.algorithm=scaffold",
         "local.momentum=0.5",
@@ -126,6 +146,7 @@ def _with_an_empty_round() -> list[str]:
 
 # Whatever remembers anything from round to round.
 REMEMBERING = {
+    "centered clipping": ["server.aggregator={type: centered_clipping, radius: 0.05}"],
     **{
         name: SETTINGS[name]
         for name, entry in methods.LOCAL_ALGORITHMS.items()

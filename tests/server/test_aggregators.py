@@ -199,9 +199,7 @@ CASES = [
     Case("trimmed_mean", {"trim": 0.0}, lambda p: trimmed_columns(p.updates, 0), same_weights),
     Case("krum", {}, lambda p: p.updates[krum_order(p.updates, 0)[0]]),
     Case("multi_krum", {"byzantine": 0.0}, lambda p: multi_krum_mean(p.updates, 0), same_weights, exactly_fedavg=True),
-    Case(
-        "multi_krum", {"byzantine": 0.25}, lambda p: multi_krum_mean(p.updates, len(p.updates) // 4)
-    ),  # of 4 all but 1
+    Case("multi_krum", {"byzantine": 0.25}, lambda p: multi_krum_mean(p.updates, len(p.updates) // 4)),
     Case("multi_krum", {"keep": 2}, lambda p: multi_krum_mean(p.updates, 0, keep=2)),
     Case("geometric_median", {}, lambda p: geometric_median(p.updates, p.weights.tolist(), 1e-6, 100)),
     Case(

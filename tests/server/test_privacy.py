@@ -16,7 +16,7 @@ from tests.reference import dense_cohort
 
 
 def gaussian_epsilon(multiplier: float, num_rounds: int, delta: float) -> float:
-    """Of the Gaussian mechanism with sensitivity 2, by Renyi divergences `a (2 / multiplier)^2 / 2` and the conversion of
+    """Of the Gaussian mechanism of sensitivity 2, by Renyi divergences `a (2 / multiplier)^2 / 2` and the conversion of
     Canonne, Kamath and Steinke (2020), written down once more."""
     best = inf
     for order in _ORDERS:
