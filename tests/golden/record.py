@@ -47,7 +47,8 @@ _WITH = {
     ("server.weights", "fedlaw"): ["server.weights={type: fedlaw, epochs: 2, proxy_fraction: 0.2}"],
     ("server.aggregator", "fipa"): ["server.aggregator={type: fipa, rank: 3}"],
     ("server.aggregator", "inco"): ["server.aggregator=inco", "model=resnet20", "rounds=1"],
-    ("server.transforms", "clip"): ["server.transforms=[{type: clip, norm: 0.2}]"],
+    ("server.aggregator", "centered_clipping"): ["server.aggregator={type: centered_clipping, radius: 0.1}"],
+    ("server.transforms", "clip"): ["server.transforms=[{type: clip, norm: 0.05}]"],
     ("server.transforms", "noise"): ["server.transforms=[clip, {type: noise, multiplier: 0.1}]"],
     **{("clients.attack", name): [f"clients.attack={{type: {name}, fraction: 0.5}}"] for name in ATTACKS},
 }
@@ -74,7 +75,7 @@ _OTHER_RUNS = {
         "dropout=0.2",
     ],
     "transforms before fednova": [
-        "server.transforms=[{type: clip, norm: 0.2}, fedgh]",
+        "server.transforms=[{type: clip, norm: 0.05}, fedgh]",
         "server.aggregator=fednova",
         "local.algorithm=fednova",
     ],

@@ -52,12 +52,12 @@ SETTINGS: dict[str, list[str]] = {
         "local.epochs={min: 1, max: 3}",
     ],
     "centered clipping of a noisy chain under attack": [
-        "server.transforms=[{type: clip, norm: 0.2}, fedgh, {type: noise, multiplier: 0.1}]",
+        "server.transforms=[{type: clip, norm: 0.05}, fedgh, {type: noise, multiplier: 0.1}]",
         "server.aggregator={type: centered_clipping, radius: 0.05}",
-        "clients.attack=gaussian",
-        "runtime.aggregation=gather",
+        "clients.attack={type: gaussian, fraction: 0.5}",
     ],
-    **{name: [f"server.aggregator={name}"] for name in ("krum", "multi_krum", "geometric_median", "centered_clipping")},
+    **{name: [f"server.aggregator={name}"] for name in ("krum", "multi_krum", "geometric_median")},
+    "centered clipping": ["server.aggregator={type: centered_clipping, radius: 0.05}"],
     "all at once": [
         "local.algorithm=scaffold",
         "local.momentum=0.5",
@@ -146,7 +146,7 @@ def _with_an_empty_round() -> list[str]:
 
 # Whatever remembers anything from round to round.
 REMEMBERING = {
-    "centered clipping": ["server.aggregator={type: centered_clipping, radius: 0.05}"],
+    "centered clipping": SETTINGS["centered clipping"],
     **{
         name: SETTINGS[name]
         for name, entry in methods.LOCAL_ALGORITHMS.items()
