@@ -27,8 +27,6 @@ PAIRS = [
     *_all_pairs("local.algorithm", "server.transforms"),
     *_all_pairs("server.transforms", "server.aggregator"),
     *_all_pairs("server.weights", "server.transforms"),
-    *_all_pairs("server.transforms", "server.optimizer"),
-    *_all_pairs("local.algorithm", "clients.attack"),
     *_all_pairs("server.optimizer", "server.weights"),
     *_all_pairs("server.optimizer", "server.aggregator"),
     *_all_pairs("local.algorithm", "server.optimizer"),
