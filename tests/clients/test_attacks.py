@@ -13,7 +13,7 @@ from fedspec_dist.clients.attacks import Attack, Gaussian, LabelFlip, Scale, Sig
 from fedspec_dist.config import load
 from fedspec_dist.rounds.federation import load_federation
 from fedspec_dist.rounds.local import NonFiniteUpdateError
-from tests.end_to_end.cli import run
+from tests.end_to_end.cli import metrics_of, run, run_folder
 from tests.rounds.jobs import run_job, tiny
 
 HALF = "clients.attack={type: %s, fraction: 0.5}"
@@ -124,11 +124,11 @@ def test_the_name_of_a_run_knows_attacks_and_transforms_only_where_there_are_any
 
 @pytest.mark.slow
 def test_a_run_writes_down_who_is_malicious(tmp_path: Path) -> None:
-    given = ["rounds=2", "local.epochs=1", "clients.attack={type: sign_flip, fraction: 0.2}", f"output={tmp_path}"]
-    assert run(given, ranks=2).returncode == 0
-    (folder,) = tmp_path.glob("digits-specgrad-*")
+    run(tmp_path, "rounds=2", "local.epochs=1", "clients.attack=sign_flip", "server.transforms=fedgh", ranks=2).expect(
+        0
+    )
+    folder = run_folder(tmp_path)
     malicious = json.loads((folder / "environment.json").read_text())["attackers"]
     assert len(malicious) == 4
-    for line in (folder / "metrics.jsonl").read_text().splitlines():
-        record = json.loads(line)
+    for record in metrics_of(tmp_path):
         assert record["attackers"] == [client for client in record["cohort"] if client in malicious]
