@@ -124,7 +124,8 @@ def test_the_name_of_a_run_knows_attacks_and_transforms_only_where_there_are_any
 
 @pytest.mark.slow
 def test_a_run_writes_down_who_is_malicious(tmp_path: Path) -> None:
-    run(tmp_path, "rounds=2", "local.epochs=1", "clients.attack=sign_flip", "server.transforms=fedgh", ranks=2).expect(
+    settings = ["rounds=2", "local.epochs=1", "clients.attack=sign_flip", "server.transforms=fedgh"]
+    run(tmp_path, *settings, ranks=2).expect(0)
         0
     )
     folder = run_folder(tmp_path)
