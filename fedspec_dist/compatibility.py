@@ -246,6 +246,13 @@ def check_combinations(config: Any) -> None:
         )
     if config.runtime.backend == "nccl" and config.runtime.device == "cpu":
         raise ConfigError("runtime.backend: got 'nccl' with runtime.device 'cpu'; allowed on CPUs: gloo, auto")
+    if config.runtime.precision == "tf32" and config.runtime.device == "cpu":
+        raise ConfigError("runtime.precision: got 'tf32' with runtime.device 'cpu'; allowed on CPUs: float32")
+    if config.runtime.precision == "tf32" and config.runtime.deterministic:
+        raise ConfigError(
+            "runtime.precision: got 'tf32', which types of GPUs round to in ways of their own, with "
+            "runtime.deterministic; allowed with it: float32"
+        )
     for number, phase in enumerate(config.schedule()):
         for rule in RULES:
             if rule.refuses(phase, config):

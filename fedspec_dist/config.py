@@ -102,6 +102,7 @@ DEFAULTS: dict[str, Any] = {
         "executor": "auto",
         "threads_per_rank": 1,
         "deterministic": False,
+        "precision": "float32",
         "timeout_s": 600,
         "on_nonfinite": "raise",
         "sketch_memory_mb": 1024,
@@ -137,15 +138,6 @@ _DECIDING = "deciding"
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
-
-class Choice(Section):
-    """A method by its name, with its parameters as further fields."""
-
-    type: str
-
-    def parameters(self, without: Iterable[str] = ()) -> dict[str, Any]:
-        return self.model_dump(exclude={"type", *without})
-
     @model_serializer(mode="wrap")
     def _serialized(self, whole: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
         values: dict[str, Any] = whole(self)
@@ -154,6 +146,15 @@ class Choice(Section):
         fields = type(self).model_fields
         later = {key for key in values if LATER in fields[key].metadata and values[key] == fields[key].default}
         return {key: value for key, value in values.items() if key not in later}
+
+
+class Choice(Section):
+    """A method by its name, with its parameters as further fields."""
+
+    type: str
+
+    def parameters(self, without: Iterable[str] = ()) -> dict[str, Any]:
+        return self.model_dump(exclude={"type", *without})
 
 
 class _ChoiceOf:
@@ -319,6 +320,7 @@ class Runtime(Section):
     executor: Literal["auto", "sequential"]
     threads_per_rank: Count
     deterministic: bool
+    precision: Annotated[Literal["float32", "tf32"], LATER] = "float32"
     timeout_s: Annotated[float, Field(gt=0, le=30 * 24 * 3600)]
     on_nonfinite: Literal["raise", "skip"]
     sketch_memory_mb: CountOrZero

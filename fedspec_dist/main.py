@@ -6,9 +6,16 @@ SpecGradFilter on handwritten digits.
 
 from __future__ import annotations
 
+import sys
+
+if __name__ == "__main__":  # before the imports below, which take a second
+    from fedspec_dist.distributed.orphans import end_with_launcher, say_interrupted
+
+    say_interrupted()
+    end_with_launcher()
+
 import argparse
 import logging
-import sys
 from collections.abc import Sequence
 from typing import IO, cast
 

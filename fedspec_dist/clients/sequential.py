@@ -38,7 +38,8 @@ class Filter(Protocol):
 class ClientWork:
     """One client's local training: which samples, in which order, cut into which batches.
 
-    Every random draw was made outside, so the same work gives the same result on any rank.
+    Every random draw of ours was made outside, so the same work gives the same result on any rank. What the model or a
+    plugin draws besides comes from global generators, which who calls `train` has keyed.
     """
 
     samples: Tensor  # [n] int64, the client's positions in the training set, on the device
@@ -177,7 +178,10 @@ class SequentialExecutor:
         losses.append(loss.detach())
 
     def _full_gradient(self, work: ClientWork, out: Tensor) -> None:
-        """The filtered mean gradient of the task's loss over the client's samples, each once, not augmented."""
+        """The filtered mean gradient of the task's loss over the client's samples, each once, not augmented.
+
+        The model is in training mode, with dropout, if it has any: what the local steps follow has the same mean.
+        """
         out.zero_()
         for index in work.samples.split(max((stop - start for start, stop in work.bounds), default=1)):
             inputs, labels = self._gather(self._images, index, None), self._labels.index_select(0, index)

@@ -1,16 +1,16 @@
-"""What a client tells of its Fisher matrix, over its own data without augmentation."""
+"""What a client tells of its Fisher matrix, over its own data without augmentation, of the model in eval mode."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedspec_dist.fisher.diagonal import fisher_diagonal
 from fedspec_dist.fisher.products import Forward, fisher_product
-from fedspec_dist.fisher.sketch import top_eigenpairs
+from fedspec_dist.fisher.sketch import random_basis, top_eigenpairs
+from fedspec_dist.models.modes import evaluating
 from fedspec_dist.parameters import ParameterLayout
 
 
@@ -30,7 +30,8 @@ def as_function(module: nn.Module, layout: ParameterLayout) -> Forward:
 class Sketcher:
     """Leading eigenpairs of `H_m = (1/N_m) sum_n J_n^T S_n J_n`, the Fisher matrix under the model's own distribution.
 
-    `settings` has `rank`, `oversampling` and `power_iterations`; see `fisher.sketch`.
+    `settings` has `rank`, `oversampling` and `power_iterations`; see `fisher.sketch`. The two amounts of memory are
+    those of `fisher_product`.
     """
 
     def __init__(
@@ -41,33 +42,42 @@ class Sketcher:
         images: Tensor,
         settings: Any,
         memory_budget_bytes: int,
+        spare_bytes: int = 0,
     ) -> None:
+        self._module = module
         self._forward = as_function(module, layout)
         self._num_parameters = len(layout)
         self._task = task
         self._images = images
         self._settings = settings
-        self._memory_budget_bytes = memory_budget_bytes
+        self._memory_budget_bytes, self._spare_bytes = memory_budget_bytes, spare_bytes
+        self._seed: int | None = None
 
     def sketch(self, theta: Tensor, samples: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-        """Eigenvalues `[r]` and eigenvectors as rows `[r, P]` for the training samples at positions `samples [N]`."""
+        """Eigenvalues `[r]` and eigenvectors as rows `[r, P]` for the training samples at positions `samples [N]`.
+
+        `seed` is that of the basis from which the iteration starts: clients with the same one share it.
+        """
+        with evaluating(self._module):
+            return self._sketch(theta, samples, seed)
+
+    def _sketch(self, theta: Tensor, samples: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         settings = self._settings
+        num_columns = settings.rank + settings.oversampling
+        if seed != self._seed:
+            self._seed, self._basis = seed, random_basis(self._num_parameters, num_columns, seed, theta.device)
         product = fisher_product(
             self._forward,
             theta,
             self._images.index_select(0, samples),
             self._task.curvature_root,
             self._task.curvature,
-            num_columns=settings.rank + settings.oversampling,
+            num_columns=num_columns,
             memory_budget_bytes=self._memory_budget_bytes,
+            spare_bytes=self._spare_bytes,
         )
         eigenvalues, basis = top_eigenpairs(
-            product,
-            self._num_parameters,
-            settings.rank,
-            oversampling=settings.oversampling,
-            power_iterations=settings.power_iterations,
-            generator=torch.Generator(theta.device).manual_seed(seed),
+            product, self._basis, settings.rank, power_iterations=settings.power_iterations
         )
         return eigenvalues, basis.T
 
@@ -76,10 +86,13 @@ class DiagonalFisher:
     """The diagonal of the same matrix, at any parameters."""
 
     def __init__(self, module: nn.Module, layout: ParameterLayout, task: Any, images: Tensor) -> None:
+        self._module = module
         self._forward = as_function(module, layout)
         self._task = task
         self._images = images
 
     def diagonal(self, theta: Tensor, samples: Tensor) -> Tensor:
         """`[P]`, for the training samples at positions `samples [N]`."""
-        return fisher_diagonal(self._forward, theta, self._images.index_select(0, samples), self._task.curvature_root)
+        inputs = self._images.index_select(0, samples)
+        with evaluating(self._module):
+            return fisher_diagonal(self._forward, theta, inputs, self._task.curvature_root)

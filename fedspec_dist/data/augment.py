@@ -1,4 +1,7 @@
-"""Random crops and flips of batches on the device: one gather, with the random numbers drawn outside."""
+"""Random crops and flips of batches on the device: one gather, with the random numbers drawn outside.
+
+Images lie in memory as `n, H, W, C` (channels last) or as `n, C, H, W` (contiguous), and so does the batch.
+"""
 
 from __future__ import annotations
 
@@ -60,25 +63,25 @@ class Augmentation:
         return torch.from_numpy(draws)
 
     def gather(self, images: Tensor, index: Tensor, draws: Tensor | None = None) -> Tensor:
-        """The batch `images[index]`, augmented: `[B, C, H, W]` in channels-last memory.
+        """The batch `images[index]`, augmented if there are draws: `[B, C, H, W]`, in memory as the images are.
 
         Args:
-            images: `[n, C, H, W]` in channels-last memory, on the device.
+            images: `[n, C, H, W]`, on the device.
             index: int64 `[B]`, on the device.
-            draws: int64 `[B, 3]` from `draw`, on the device; not looked at when nothing is to be done.
+            draws: int64 `[B, 3]` from `draw`, on the device; without them the images are taken as they are.
         """
+        if images.is_contiguous() and images.shape[1] > 1:
+            if draws is None or self.does_nothing:
+                return images.index_select(0, index)
+            return self._crop_and_flip_contiguous(images, index, draws)
         base = images.permute(0, 2, 3, 1)
-        if self.does_nothing:
+        if draws is None or self.does_nothing:
             return _select(base, index).permute(0, 3, 1, 2)
-        assert draws is not None
         return self._crop_and_flip(base, index, draws).permute(0, 3, 1, 2)
 
     def _crop_and_flip(self, base: Tensor, index: Tensor, draws: Tensor) -> Tensor:
         _, height, width, channels = base.shape
-        across = torch.arange(width, device=base.device)
-        down, right, flip = draws.unsqueeze(2).unbind(1)  # [B, 1] each
-        rows = torch.arange(height, device=base.device) + down  # [B, H]
-        columns = torch.where(flip.bool(), width - 1 - across, across) + right  # [B, W]
+        rows, columns = self._sources(height, width, draws)
         # Pixels as rows of one matrix: a single index_select copies C values at a time.
         pixels = (index[:, None] * height + rows.clamp(0, height - 1))[:, :, None] * width
         pixels = pixels + columns.clamp(0, width - 1)[:, None, :]  # [B, H, W]
@@ -90,6 +93,26 @@ class Augmentation:
             lines = batch.view(len(index), height, -1)
             lines.mul_(_inside(rows, height, batch.dtype)[:, :, None]).mul_(factors[:, None, :])
         return batch
+
+    def _crop_and_flip_contiguous(self, images: Tensor, index: Tensor, draws: Tensor) -> Tensor:
+        """The same for images `n, C, H, W` in memory, a value at a time."""
+        _, channels, height, width = images.shape
+        rows, columns = self._sources(height, width, draws)
+        pixels = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None, :]  # [B, H, W]
+        planes = index[:, None] * channels + torch.arange(channels, device=images.device)  # [B, C]
+        values = planes[:, :, None, None] * (height * width) + pixels[:, None]
+        batch = images.view(-1).index_select(0, values.reshape(-1)).view(values.shape)
+        if self.mode == "zero":
+            rows, columns = _inside(rows, height, batch.dtype), _inside(columns, width, batch.dtype)
+            batch.mul_((rows[:, :, None] * columns[:, None, :])[:, None])
+        return batch
+
+    def _sources(self, height: int, width: int, draws: Tensor) -> tuple[Tensor, Tensor]:
+        """From which rows `[B, H]` and columns `[B, W]` of an image a batch's pixels come; some are outside."""
+        across = torch.arange(width, device=draws.device)
+        down, right, flip = draws.unsqueeze(2).unbind(1)  # [B, 1] each
+        rows = torch.arange(height, device=draws.device) + down
+        return rows, torch.where(flip.bool(), width - 1 - across, across) + right
 
 
 def _select(base: Tensor, index: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Dataset:
-    """Normalised tensors. Images are float32 `[n, C, H, W]`, a view of memory in the order n, H, W, C."""
+    """Normalised tensors. Images are float32 `[n, C, H, W]`, on the CPU a view of memory in the order n, H, W, C."""
 
     train_images: Tensor
     train_labels: Tensor  # int64 [n]
@@ -73,13 +73,13 @@ class Dataset:
         channels, height, width = self.train_images.shape[1:]
         return channels, height, width
 
-    def to(self, device: torch.device | str) -> Dataset:
+    def to(self, device: torch.device | str, image_format: torch.memory_format = torch.channels_last) -> Dataset:
         """The same on a device; no copy where it already is. `train_clients`, for partitions only, stay."""
         return replace(
             self,
-            train_images=_channels_last(_base(self.train_images).to(device)),
+            train_images=images_to(self.train_images, device, image_format),
             train_labels=self.train_labels.to(device),
-            test_images=_channels_last(_base(self.test_images).to(device)),
+            test_images=images_to(self.test_images, device, image_format),
             test_labels=self.test_labels.to(device),
         )
 
@@ -90,6 +90,11 @@ class Dataset:
         images, labels = _base(self.test_images), self.test_labels
         rest = replace(self, test_images=_channels_last(images[~held]), test_labels=labels[~held])
         return rest, _channels_last(images[held]), labels[held]
+
+
+def images_to(images: Tensor, device: torch.device | str, image_format: torch.memory_format) -> Tensor:
+    """`[n, C, H, W]` of a data set on a device, in memory as asked there; no copy where both already are so."""
+    return _channels_last(_base(images).to(device)).contiguous(memory_format=image_format)
 
 
 def load(name: str, source: Source, root: Path, *, prepares: bool, embedded: bool) -> Dataset:

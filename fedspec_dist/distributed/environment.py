@@ -12,6 +12,8 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fedspec_dist.distributed.orphans import identity, launcher_pid
+
 log = logging.getLogger(__name__)
 
 
@@ -38,6 +40,9 @@ class Environment:
     restarts: int = 0  # of the same job, by torchrun or by SLURM
     # Names this start of the job, the same on all its ranks; empty where the launcher gives an address to meet at.
     attempt: str = ""
+    # The launcher process on this host, by its unique name, where there is one whose ranks could outlive it.
+    launcher: str = ""
+    group: int = 0  # which of several such launchers this is, as torchrun counts nodes
 
     @property
     def host(self) -> str:
@@ -91,7 +96,17 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         raise LaunchError(f"RANK is {rank} but WORLD_SIZE is {num_ranks}: ranks count from 0 to WORLD_SIZE - 1")
     # Started by hand, the ranks of this host are not known; torchrun says.
     local_num_ranks = _count(variables, "LOCAL_WORLD_SIZE", 1)
-    return Environment(rank, num_ranks, local_rank, local_num_ranks, True, restarts)
+    pid = launcher_pid(_TORCHRUN) if variables is os.environ and _TORCHRUN in variables else None
+    return Environment(
+        rank,
+        num_ranks,
+        local_rank,
+        local_num_ranks,
+        True,
+        restarts,
+        launcher=identity(pid) if pid is not None else "",
+        group=_count(variables, "GROUP_RANK"),
+    )
 
 
 def is_first(variables: Mapping[str, str] | None = None) -> bool:

@@ -16,21 +16,24 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from fedspec_dist.distributed.collectives import CollectiveError, Collectives, ProcessGroup, SingleProcess
 from fedspec_dist.distributed.devices import choose_backend, choose_device
 from fedspec_dist.distributed.environment import Environment, LaunchError
+from fedspec_dist.distributed.gpus import gpu_names, set_deterministic, set_precision
 from fedspec_dist.distributed.joining import come_together
 from fedspec_dist.distributed.memory import keep_freed_memory
 from fedspec_dist.distributed.rendezvous import part_of
-from fedspec_dist.distributed.watch import StopRequest, Watch
+from fedspec_dist.distributed.watch import EXIT_STOPPED, StopRequest, Watch
 
 log = logging.getLogger(__name__)
 
-# What a stopped job exits with: EX_TEMPFAIL of sysexits.h, "try again".
-EXIT_STOPPED = 75
 # A store on a host that is gone must not hold up the message that says so.
 _STORE_TIMEOUT_S = 10
+# Ours is the limit that counts; the backend's only must not come first. It is for connecting the ranks.
+_BACKEND_TIMEOUT = timedelta(days=365)
+_set_backend_timeout = getattr(dist, "set_timeout", None) or _set_pg_timeout  # new in torch 2.14
 # 128 + SIGINT, as shells have it.
 EXIT_INTERRUPTED = 130
 
@@ -79,8 +82,9 @@ def run(
     """
     _set_threads(settings.threads_per_rank)
     keep_freed_memory()
-    _set_deterministic(settings.deterministic)
+    set_deterministic(settings.deterministic)
     device = choose_device(settings.device, environment)
+    set_precision(settings.precision, device)
     num_visible = torch.cuda.device_count() if device.type == "cuda" else 0
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -98,6 +102,9 @@ def run(
             code = body(Runtime(environment, device, backend, collectives, stop))
             if code == EXIT_STOPPED:
                 watch.learn_reason()
+            if collectives.stuck:
+                watch.close()
+                _leave(code)
             return code
         except KeyboardInterrupt:
             watch.report_failure("interrupted")
@@ -126,10 +133,18 @@ def _process_group(
     settings: Any,
     folder: Path | None,
     stop: StopRequest,
-) -> Iterator[tuple[Collectives, Watch]]:
-    gpu = _unique_name(device) if backend == "nccl" else ""
+) -> Iterator[tuple[ProcessGroup, Watch]]:
+    gpu = gpu_names(device) if backend == "nccl" else ("", "")
     store, start = come_together(environment, settings.timeout_s, settings.interface, folder, gpu)
     rank, num_ranks = environment.rank, environment.num_ranks
+    connection = part_of(store, start, "watch")
+    connection.set_timeout(timedelta(seconds=_STORE_TIMEOUT_S))
+    watch = Watch(
+        connection, rank, num_ranks, stop, lambda: collectives.current if collectives else "", settings.timeout_s
+    )
+    collectives: ProcessGroup | None = None
+    watch.start()  # a rank may end while the backend connects the ranks, too
+    _let_collectives_be_polled()
     try:
         dist.init_process_group(
             backend,
@@ -140,25 +155,27 @@ def _process_group(
             device_id=device if backend == "nccl" else None,
         )
     except RuntimeError as error:
+        watch.close()
         raise LaunchError(
             f"rank {rank} on {environment.host}: all ranks are there, but {backend} does not connect them ({error}). "
             "Name the network interface between the hosts with runtime.interface=NAME"
         ) from error
-    collectives = ProcessGroup(device if backend == "nccl" else torch.device("cpu"))
-    connection = part_of(store, start, "watch")
-    connection.set_timeout(timedelta(seconds=_STORE_TIMEOUT_S))
-    watch = Watch(connection, rank, num_ranks, stop, lambda: collectives.current)
+    _set_backend_timeout(_BACKEND_TIMEOUT)
+    collectives = ProcessGroup(device if backend == "nccl" else torch.device("cpu"), watch.trouble)
     # Only now: until here signals end the process at once, even while it waits for ranks that never come.
     stop.install()
-    watch.start()
     yield collectives, watch
     # The store of a job that met by itself ends with rank 0.
     watch.close(last=rank == 0 and bool(environment.attempt))
-    dist.destroy_process_group()
+    if not collectives.stuck:
+        dist.destroy_process_group()
 
 
-def _unique_name(device: torch.device) -> str:
-    return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+def _let_collectives_be_polled() -> None:
+    """We end a wait ourselves, with a message; NCCL's own watchers would end the process without one."""
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+    os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "0"
+    os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
 
 
 def _fail(error: Exception, environment: Environment, watch: Watch) -> NoReturn:
@@ -166,7 +183,7 @@ def _fail(error: Exception, environment: Environment, watch: Watch) -> NoReturn:
     if isinstance(error, CollectiveError):
         # Another rank is gone; what it reported, or soon will, is the cause.
         elsewhere = watch.elsewhere()
-        deadline = time.monotonic() + 3
+        deadline = time.monotonic() + (0 if watch.knows_why else 3)
         while (failure := watch.failure()) is None and time.monotonic() < deadline:
             time.sleep(0.1)
         if failure is not None:
@@ -215,12 +232,3 @@ def _set_threads(num_threads: int) -> None:
     torch.set_num_threads(num_threads)
     with contextlib.suppress(RuntimeError):  # can be set once per process
         torch.set_num_interop_threads(1)
-
-
-def _set_deterministic(deterministic: bool) -> None:
-    torch.backends.cudnn.benchmark = False
-    if deterministic:
-        # torch lets convolutions round their inputs to TF32 on GPUs that can; its results differ between GPU types.
-        torch.backends.cudnn.allow_tf32 = False
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)

@@ -24,7 +24,8 @@ class TallQR:
     """
 
     def __init__(self, blocks: Tensor, columns: Columns, collectives: Collectives) -> None:
-        factors = [torch.linalg.qr(_finite(block).double().T) for block in blocks]
+        _require_finite(blocks)
+        factors = [torch.linalg.qr(block.double().T) for block in blocks]
         self._local_q = [q for q, _ in factors]
         stacked = _gather([r for _, r in factors], blocks, columns, collectives)
         top_q, r = torch.linalg.qr(stacked)
@@ -56,7 +57,6 @@ def _gather(local: list[Tensor], blocks: Tensor, columns: Columns, collectives: 
     return torch.cat([gathered[rank, :count] for rank, count in enumerate(counts)]).reshape(-1, num_columns)
 
 
-def _finite(block: Tensor) -> Tensor:
-    if not torch.isfinite(block).all():
+def _require_finite(blocks: Tensor) -> None:
+    if not torch.isfinite(blocks).all():
         raise ValueError("QR of a matrix with NaN or infinite entries")
-    return block

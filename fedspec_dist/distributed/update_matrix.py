@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from fedspec_dist.cohort import RowMatrix
-from fedspec_dist.distributed.collectives import Collectives, ordered_sum
+from fedspec_dist.distributed.collectives import Collectives, checksum, ordered_sum
 from fedspec_dist.distributed.columns import Columns
 from fedspec_dist.distributed.tsqr import TallQR
+from fedspec_dist.draws import keyed_parts
 
 # Their sum stays in the cache, and torch does not yet spread the addition over threads.
 _COMBINED_COLUMNS = 16384
@@ -34,6 +35,7 @@ class UpdateMatrix:
         self._collectives = collectives
         self._qr: TallQR | None = None
         self.num_rows = blocks.shape[1]
+        self.checksum = 0  # of the coefficients that it was given, which have to be the same on all ranks
 
     def gram(self) -> Tensor:
         """`U U^T`, `[K, K]`."""
@@ -49,10 +51,12 @@ class UpdateMatrix:
 
     def combine(self, coefficients: Tensor) -> Tensor:
         """Slice of `sum_k coefficients[k] u_k`, rows added in order (on a GPU: in its matrix product's, per block)."""
+        self._remember(coefficients)
         total = self.zeros()
         if total.is_cuda:  # one kernel a block; a launch for each row of each would cost more than the sums
+            coefficients = coefficients.to(total.device)
             for block, out in zip(self._blocks, total.reshape(-1, self._columns.width), strict=True):
-                torch.mv(block.double().T, coefficients.to(out.device), out=out)
+                torch.mv(block.double().T, coefficients, out=out)
             return total
         # Small blocks together, so that a call has enough to do. An entry's sum has the same order either way.
         together = max(1, _COMBINED_COLUMNS // self._columns.width)
@@ -101,8 +105,10 @@ class UpdateMatrix:
             assert isinstance(other, UpdateMatrix)
             matrices.append(other._blocks)
         result = self.zeros()
-        for out, *blocks in zip(result.reshape(-1, self._columns.width), *matrices, strict=True):
-            out.copy_(function(*(block.double() for block in blocks)))
+        first, stop = self._columns.owners[self._collectives.rank]
+        with keyed_parts(result.device, first, stop - first) as parts:
+            for _, out, *blocks in zip(parts, result.reshape(-1, self._columns.width), *matrices, strict=True):
+                out.copy_(function(*(block.double() for block in blocks)))
         return result
 
     def qr_r(self) -> Tensor:
@@ -111,11 +117,15 @@ class UpdateMatrix:
 
     def combine_q(self, coefficients: Tensor) -> Tensor:
         """Slice of `Q z`, Q the orthonormal factor that belongs to `qr_r`."""
+        self._remember(coefficients)
         return self._factor().combine(coefficients)
 
     def zeros(self) -> Tensor:
         """The slice of a zero vector."""
         return torch.zeros(len(self._blocks) * self._columns.width, dtype=torch.float64, device=self._blocks.device)
+
+    def _remember(self, coefficients: Tensor) -> None:
+        self.checksum = checksum([coefficients], self.checksum)
 
     def _factor(self) -> TallQR:
         if self._qr is None:

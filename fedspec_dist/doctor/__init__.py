@@ -52,9 +52,15 @@ def _examine(config: Config) -> int:
         environment = read_environment()
         log_to_console(environment.rank, environment.num_ranks)
         console = Console(file=cast(IO[str], Output(sys.stdout)))
-        # What the config asks of device and backend is looked at, not needed: the ranks have to talk in any case.
+        # What the config asks of device and backend is looked at, not needed: the ranks have to talk in any case. Only
+        # a GPU that is there and cannot be used ends it here as it would end a run.
         settings = config.runtime.model_copy(
-            update={"device": "auto", "backend": "gloo", "timeout_s": min(_PATIENCE_S, config.runtime.timeout_s)}
+            update={
+                "device": "cpu" if config.runtime.device == "cpu" else "auto",
+                "precision": "float32",
+                "backend": "gloo",
+                "timeout_s": min(_PATIENCE_S, config.runtime.timeout_s),
+            }
         )
         return runtime.run(settings, environment, lambda job: examine(config, job, console), folder=config.run_folder())
     except LaunchError as error:

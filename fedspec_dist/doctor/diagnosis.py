@@ -88,6 +88,15 @@ def devices(found: Findings) -> Finding:
     problems = [one for one in found.facts if one.backend_problem]
     if problems:
         return Finding("devices", MEND, f"rank {problems[0].rank}: {problems[0].backend_problem}", "A run would refuse")
+    broken = [one for one in found.facts if one.gpu_problem]
+    if broken:
+        return Finding(
+            "devices",
+            MEND,
+            f"rank {broken[0].rank} on {broken[0].host}: {broken[0].gpu_problem}",
+            "Install a build of torch for this GPU (https://pytorch.org/get-started/locally), look at nvidia-smi, "
+            "or set runtime.device=cpu",
+        )
     if len(kinds) > 1:
         return Finding(
             "devices",
@@ -99,6 +108,14 @@ def devices(found: Findings) -> Finding:
         return Finding(
             "devices", MEND, f"runtime.device is cuda but no GPU is visible; {counts}", "Ask for GPUs (--gpus-per-node)"
         )
+    slices = shared_slices(found.facts)
+    if slices and any(one.backend == "nccl" for one in slices):
+        return Finding(
+            "devices",
+            MEND,
+            f"slices (MIG) of one GPU are on {_hosts(slices)}, and NCCL takes them for the same GPU; {counts}",
+            "Ask for whole GPUs, or let the ranks talk over gloo: runtime.backend=gloo",
+        )
     gpus = [one.gpu for one in found.facts if one.gpu]
     if len(set(gpus)) < len(gpus):
         return Finding(
@@ -107,7 +124,29 @@ def devices(found: Findings) -> Finding:
     idle = {host for host, r in by_host(found.facts).items() if r[0].gpus_visible > len(r) and r[0].gpus_visible > 1}
     if idle and gpus:
         return Finding("devices", LOOK, f"some GPUs have no rank; {counts}", "Start a rank for each GPU")
+    alone = [host for host, ranks in by_host(found.facts).items() if len(ranks) > 1 and _sees_one_each(ranks)]
+    if alone:
+        return Finding(
+            "devices",
+            LOOK,
+            f"on {', '.join(alone)} each rank sees no GPU but its own (--gpus-per-task); {counts}",
+            "NCCL may then send through the host, or fail: prefer --gpus-per-node; a rank sees all and takes its own",
+        )
     return Finding("devices", OK, counts)
+
+
+def shared_slices(facts: Sequence[Facts]) -> list[Facts]:
+    """The first ranks on one host whose GPUs have names of their own but one place on the bus."""
+    places: dict[tuple[str, str], list[Facts]] = {}
+    for one in facts:
+        if one.gpu_on_bus:
+            places.setdefault((one.host, one.gpu_on_bus), []).append(one)
+    return next((ranks for ranks in places.values() if len({one.gpu for one in ranks}) > 1), [])
+
+
+def _sees_one_each(ranks: Sequence[Facts]) -> bool:
+    over_nccl = all(one.gpus_visible == 1 and one.backend == "nccl" for one in ranks)
+    return over_nccl and len({one.gpu for one in ranks}) == len(ranks)
 
 
 def cpus(found: Findings) -> Finding:

@@ -20,13 +20,14 @@ from fedspec_dist import methods
 from fedspec_dist.config import Config, expand_home
 from fedspec_dist.data.files import DatasetNotFoundError
 from fedspec_dist.distributed import interfaces, probe
-from fedspec_dist.distributed.collectives import CollectiveError
+from fedspec_dist.distributed.collectives import CollectiveError, ProcessGroup
 from fedspec_dist.distributed.devices import choose_backend, choose_device
 from fedspec_dist.distributed.environment import LaunchError
+from fedspec_dist.distributed.gpus import gpu_names, gpu_problem
 from fedspec_dist.distributed.meeting import is_ephemeral, listen
 from fedspec_dist.distributed.runtime import Runtime
 from fedspec_dist.doctor import folder as folders
-from fedspec_dist.doctor.diagnosis import Finding, Findings, diagnose, verdict
+from fedspec_dist.doctor.diagnosis import Finding, Findings, diagnose, shared_slices, verdict
 from fedspec_dist.doctor.facts import Facts, allowed_cpus, versions
 from fedspec_dist.doctor.folder import FolderFacts
 
@@ -76,6 +77,7 @@ def own_facts(config: Config, runtime: Runtime) -> Facts:
         port = listener.getsockname()[1]
     data_found, data_problem = _data(config) if runtime.prepares_data else (True, "")
     cuda = torch.cuda.is_available()
+    gpu, gpu_on_bus = gpu_names(device)
     return Facts(
         rank=runtime.rank,
         host=environment.host,
@@ -85,7 +87,9 @@ def own_facts(config: Config, runtime: Runtime) -> Facts:
         ),
         config=config.fingerprint(),
         device=str(device),
-        gpu=str(getattr(torch.cuda.get_device_properties(device), "uuid", "")) if device.type == "cuda" else "",
+        gpu=gpu,
+        gpu_on_bus=gpu_on_bus,
+        gpu_problem=gpu_problem(device),
         gpus_visible=num_visible,
         backend=backend,
         backend_problem=problem,
@@ -159,9 +163,12 @@ def _speeds(runtime: Runtime, facts: Sequence[Facts]) -> tuple[list[probe.Speed]
     backend = "nccl" if all(one.backend == "nccl" and not one.backend_problem for one in facts) else "gloo"
     if backend == "nccl" and len({one.gpu for one in facts}) < len(facts):
         return [], "NCCL cannot share a GPU between ranks, and some have the same"
+    if backend == "nccl" and shared_slices(facts):
+        return [], "NCCL cannot share a GPU between ranks, and some have slices (MIG) of the same"
     speeds, problem = [], ""
     try:
-        speeds = probe.measure(backend, runtime.device, _MESSAGE_BYTES, _MEASURE_S)
+        assert isinstance(runtime.collectives, ProcessGroup)  # there are several ranks
+        speeds = probe.measure(runtime.collectives, backend, runtime.device, _MESSAGE_BYTES, _MEASURE_S)
     except CollectiveError as error:
         problem = str(error)
     problems = probe.gather_texts(runtime.collectives, problem)

@@ -20,6 +20,8 @@ class Facts:
     config: str  # its fingerprint
     device: str = "cpu"
     gpu: str = ""  # its unique name
+    gpu_on_bus: str = ""  # and its place on the bus, which slices (MIG) of one GPU share
+    gpu_problem: str = ""  # why it does not compute
     gpus_visible: int = 0
     backend: str = "gloo"  # what a run would use
     backend_problem: str = ""  # why it would not start

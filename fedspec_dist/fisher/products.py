@@ -7,6 +7,8 @@ the generalised Gauss-Newton matrix (Martens, "New Insights and Perspectives on 
 section 9). No label enters. The task gives `S_n` as one of two callables on outputs `[B, C]` and matrices `[B, C, l]`:
 `curvature`, `T -> S_n T_n`, and `root`, `T -> F_n T_n` with `F_n^T F_n = S_n`.
 
+A model that draws random numbers even in eval mode draws them for each sample in `from_jacobians`.
+
 Every product maps `[P, l]` to `[P, l]` in the dtype of `theta`, and raises `ValueError` when built without samples.
 """
 
@@ -23,11 +25,10 @@ Forward = Callable[[Tensor, Tensor], Tensor]  # theta [P], inputs [B, ...] -> ou
 OutputMap = Callable[[Tensor, Tensor], Tensor]  # outputs [B, C], [B, C, l] -> [B, C, l]
 Product = Callable[[Tensor], Tensor]  # [P, l] -> [P, l]
 
-# Per-sample Jacobians are fastest in chunks of about the size of the cache on CPU; a GPU wants larger launches.
-_CHUNK_BYTES = {"cpu": 2**24}
-_LARGE_CHUNK_BYTES = 2**29
-# Several chunks share one matrix product: rows enough to be worth a pass over the [P, l] result.
-_BLOCK_BYTES = 2**27
+# Per-sample Jacobians are fastest in chunks of about the size of the cache on CPU, and several chunks share one matrix
+# product: rows enough to be worth a pass over the [P, l] result. A GPU wants few and large launches of both.
+_CHUNK_BYTES, _BLOCK_BYTES = {"cpu": 2**24}, {"cpu": 2**27}
+_LARGE_BYTES = 2**29
 
 
 def fisher_product(
@@ -39,12 +40,16 @@ def fisher_product(
     *,
     num_columns: int,
     memory_budget_bytes: int,
+    spare_bytes: int = 0,
 ) -> Product:
     """The cheaper of the two products for matrices of about `num_columns` columns.
 
     Jacobians cost one backward pass per output, `matrix_free` a forward-mode and a backward pass per column. So
     Jacobians win where they fit into `memory_budget_bytes`, since they are then made once for all products, and where
     outputs do not outnumber columns, even if those that do not fit are made again in every product.
+
+    `spare_bytes` of a GPU may be used as well for those that are kept. That is no part of the choice: what happens to
+    be free must not decide the result.
     """
     _require_samples(inputs)
     num_outputs = _num_outputs(forward, theta, inputs)
@@ -52,7 +57,8 @@ def fisher_product(
     num_fitting = memory_budget_bytes // bytes_per_sample
     if num_fitting < len(inputs) and num_outputs > num_columns:
         return matrix_free(forward, theta, inputs, curvature)
-    return from_jacobians(forward, theta, inputs, root, max_kept=num_fitting)
+    max_kept = max(num_fitting, spare_bytes // bytes_per_sample)
+    return from_jacobians(forward, theta, inputs, root, max_kept=max_kept)
 
 
 def from_jacobians(
@@ -67,7 +73,8 @@ def from_jacobians(
     """`V -> A^T (A V) / N` with the rows of `A [N * C, P]` being those of all `F_n J_n`.
 
     The rows of at most `max_kept` samples (all, by default) are computed here and kept; the others are computed again
-    in every product, block by block. `chunk_size` samples are differentiated together.
+    in every product, block by block. `chunk_size` samples are differentiated together. On a GPU whole blocks are kept,
+    so that how many has no part in the result.
     """
     _require_samples(inputs)
     theta = theta.detach()
@@ -75,7 +82,9 @@ def from_jacobians(
     bytes_per_sample = num_outputs * theta.nbytes
     rows = _row_maker(forward, root, num_outputs, chunk_size or _chunk_size(theta, bytes_per_sample))
     num_kept = len(inputs) if max_kept is None else min(max_kept, len(inputs))
-    block_size = max(1, _BLOCK_BYTES // bytes_per_sample)
+    block_size = _block_size(theta, bytes_per_sample)
+    if theta.device.type != "cpu" and num_kept < len(inputs):
+        num_kept -= num_kept % block_size
     kept = [rows(theta, block) for block in inputs[:num_kept].split(block_size)] if num_kept else []
     again = inputs[num_kept:].split(block_size) if num_kept < len(inputs) else ()
 
@@ -95,7 +104,7 @@ def jacobian_blocks(forward: Forward, theta: Tensor, inputs: Tensor, root: Outpu
     num_outputs = _num_outputs(forward, theta, inputs)
     bytes_per_sample = num_outputs * theta.nbytes
     rows = _row_maker(forward, root, num_outputs, _chunk_size(theta, bytes_per_sample))
-    return (rows(theta, block) for block in inputs.split(max(1, _BLOCK_BYTES // bytes_per_sample)))
+    return (rows(theta, block) for block in inputs.split(_block_size(theta, bytes_per_sample)))
 
 
 def matrix_free(
@@ -122,7 +131,7 @@ def matrix_free(
         pull_back = vjp(outputs_at, theta)[1]
         return pull_back(curvature(outputs, output_tangent.unsqueeze(-1)).squeeze(-1))[0]
 
-    over_columns = vmap(block_product, in_dims=(None, 1), out_dims=1, chunk_size=column_chunk_size)
+    over_columns = vmap(block_product, in_dims=(None, 1), out_dims=1, chunk_size=column_chunk_size, randomness="same")
 
     def product(columns: Tensor) -> Tensor:
         total = torch.zeros_like(columns)
@@ -142,7 +151,7 @@ def _row_maker(
         outputs = forward(theta, sample.unsqueeze(0)).squeeze(0)
         return outputs, outputs
 
-    per_sample = vmap(jacrev(outputs_twice, has_aux=True), in_dims=(None, 0))
+    per_sample = vmap(jacrev(outputs_twice, has_aux=True), in_dims=(None, 0), randomness="different")
 
     def rows(theta: Tensor, inputs: Tensor) -> Tensor:
         result = theta.new_empty(len(inputs), num_outputs, len(theta))
@@ -155,7 +164,11 @@ def _row_maker(
 
 
 def _chunk_size(theta: Tensor, bytes_per_sample: int) -> int:
-    return max(1, _CHUNK_BYTES.get(theta.device.type, _LARGE_CHUNK_BYTES) // bytes_per_sample)
+    return max(1, _CHUNK_BYTES.get(theta.device.type, _LARGE_BYTES) // bytes_per_sample)
+
+
+def _block_size(theta: Tensor, bytes_per_sample: int) -> int:
+    return max(1, _BLOCK_BYTES.get(theta.device.type, _LARGE_BYTES) // bytes_per_sample)
 
 
 def _num_outputs(forward: Forward, theta: Tensor, inputs: Tensor) -> int:

@@ -17,7 +17,8 @@ from fedspec_dist import methods, seeding
 from fedspec_dist.clients.attacks import Attack, attackers
 from fedspec_dist.config import Config, Phase, expand_home
 from fedspec_dist.data.partitions import Samples, class_counts
-from fedspec_dist.data.prepared import Dataset, load
+from fedspec_dist.data.prepared import Dataset, images_to, load
+from fedspec_dist.draws import keyed
 from fedspec_dist.models.network import Network
 
 log = logging.getLogger(__name__)
@@ -35,12 +36,12 @@ class Federation:
     proxy: tuple[Tensor, Tensor] | None = None  # images, labels: the server's own, taken out of the test set
     attackers: tuple[int, ...] = ()  # the malicious clients, whose training labels are what they made of them
 
-    def to(self, device: torch.device) -> Federation:
+    def to(self, device: torch.device, image_format: torch.memory_format = torch.channels_last) -> Federation:
         """The same on a device."""
         proxy = self.proxy
         if proxy is not None:
-            proxy = proxy[0].to(device, memory_format=torch.channels_last), proxy[1].to(device)
-        return replace(self, dataset=self.dataset.to(device), proxy=proxy)
+            proxy = images_to(proxy[0], device, image_format), proxy[1].to(device)
+        return replace(self, dataset=self.dataset.to(device, image_format), proxy=proxy)
 
     @property
     def population(self) -> list[int]:
@@ -72,14 +73,17 @@ def load_federation(config: Config, prepares: bool) -> Federation:
     # An embedded data set needs no folder, and so no home directory, which containers may lack.
     root = Path(data.root) if entry.load().embedded else expand_home("data.root", data.root)
     source = entry.build(root=root, download=data.download, seed=config.seed, **data.dataset.parameters())
-    dataset = load(data.dataset.type, source, root, prepares=prepares, embedded=source.embedded)
+    cpu = torch.device("cpu")
+    with keyed(cpu, config.seed, "data"):
+        dataset = load(data.dataset.type, source, root, prepares=prepares, embedded=source.embedded)
     ids = dataset.train_clients
-    clients = methods.PARTITIONS[data.partition.type].build(
-        Samples(dataset.train_labels.numpy(), None if ids is None else ids.numpy()),
-        data.partition.clients,
-        seeding.generator(config.seed, "partition"),
-        **data.partition.parameters(without=["clients"]),
-    )
+    with keyed(cpu, config.seed, "partition"):
+        clients = methods.PARTITIONS[data.partition.type].build(
+            Samples(dataset.train_labels.numpy(), None if ids is None else ids.numpy()),
+            data.partition.clients,
+            seeding.generator(config.seed, "partition"),
+            **data.partition.parameters(without=["clients"]),
+        )
     _check_partition(data.partition.type, clients, data.partition.clients, len(dataset.train_labels))
     federation = _with_attackers(config, _with_proxy(config, Federation(dataset, clients)))
     empty = len(clients) - len(federation.population)
@@ -173,9 +177,8 @@ def balanced_subset(labels: np.ndarray, per_class: int, rng: np.random.Generator
 
 
 def build_model(config: Config, dataset: Dataset) -> Network:
-    """The model with the initial parameters of the config's seed, on the CPU; the global generator is left alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seeding.torch_seed(config.seed, "model"))
+    """The model with the initial parameters of the config's seed, on the CPU; the global generators are left alone."""
+    with keyed(torch.device("cpu"), config.seed, "model"):
         model: Network = methods.MODELS[config.model.type].build(
             dataset.input_shape, dataset.num_classes, **config.model.parameters(without=methods.MODEL_COMMON)
         )

@@ -16,9 +16,10 @@ from fedspec_dist.cohort import Clients
 from fedspec_dist.config import Config
 from fedspec_dist.distributed.collectives import Collectives
 from fedspec_dist.distributed.runtime import Runtime
+from fedspec_dist.draws import keyed
 from fedspec_dist.fisher.sketch import NonFiniteFisherError
 from fedspec_dist.rounds.federation import Federation
-from fedspec_dist.rounds.sampling import Workload, client_work
+from fedspec_dist.rounds.sampling import Workload, client_work, send
 from fedspec_dist.rounds.server import LocalRows, RoundFacts
 from fedspec_dist.rounds.stage import FISHER_DIAGONAL, Stage
 
@@ -95,29 +96,33 @@ def train_clients(
             runtime.device,
         )
         try:
-            sketched = True
-            if stage.sketcher is not None:
-                seed = seeding.torch_seed(config.seed, "sketch", round_index)  # the same for all clients, as published
-                try:
-                    result.sketches.append(stage.sketcher.sketch(theta, batches.samples, seed))
-                except NonFiniteFisherError:
-                    sketched = False
-                    result.sketches.append((theta.new_zeros(0), theta.new_zeros(0, len(theta))))
-            update = result.updates[place, : len(theta)]
-            sent = {name: table[place, : len(theta)] for name, table in result.uploads.items()}
-            own = states.get(client)
-            scalars = stage.executor.train(batches, theta, stage.lr(round_index), update, own=own, uploads=sent)
-            if stage.states.names:
-                result.states[client] = stage.executor.kept()
-            if stage.fisher is not None:
-                sent[FISHER_DIAGONAL].copy_(stage.fisher.diagonal(theta + update, batches.samples))
-                scalars[_LARGEST] = torch.maximum(scalars[_LARGEST], largest_entry(sent[FISHER_DIAGONAL]).double())
-            if client in federation.attackers:  # last, so that all else it sends and keeps is of its honest training
-                stage.attack.spoil(update, seeding.torch_seed(config.seed, "attack", round_index, client))
-                scalars[_LARGEST] = torch.maximum(scalars[_LARGEST], largest_entry(update).double())
-            if not sketched:  # told to all ranks like an update that is not finite
-                scalars[_LARGEST] = math.inf
-            result.scalars.append(scalars)
+            # Of the model, if it has dropout, and of whatever a plugin draws in a hook.
+            with keyed(runtime.device, config.seed, "client", round_index, client):
+                sketched = True
+                if stage.sketcher is not None:
+                    seed = seeding.torch_seed(
+                        config.seed, "sketch", round_index
+                    )  # the same for all clients, as published
+                    try:
+                        result.sketches.append(stage.sketcher.sketch(theta, batches.samples, seed))
+                    except NonFiniteFisherError:
+                        sketched = False
+                        result.sketches.append((theta.new_zeros(0), theta.new_zeros(0, len(theta))))
+                update = result.updates[place, : len(theta)]
+                sent = {name: table[place, : len(theta)] for name, table in result.uploads.items()}
+                own = send(states[client], runtime.device) if client in states else None
+                scalars = stage.executor.train(batches, theta, stage.lr(round_index), update, own=own, uploads=sent)
+                if stage.states.names:
+                    result.states[client] = stage.executor.kept()
+                if stage.fisher is not None:
+                    sent[FISHER_DIAGONAL].copy_(stage.fisher.diagonal(theta + update, batches.samples))
+                    scalars[_LARGEST] = torch.maximum(scalars[_LARGEST], largest_entry(sent[FISHER_DIAGONAL]).double())
+                if client in federation.attackers:  # last, so that all else that it sends and keeps is honest
+                    stage.attack.spoil(update, seeding.torch_seed(config.seed, "attack", round_index, client))
+                    scalars[_LARGEST] = torch.maximum(scalars[_LARGEST], largest_entry(update).double())
+                if not sketched:  # told to all ranks like an update that is not finite
+                    scalars[_LARGEST] = math.inf
+                result.scalars.append(scalars)
         except Exception:
             log.error("client %d failed in round %d on rank %d", client, round_index + 1, runtime.rank)
             raise

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
 
 from fedspec_dist.config import Config
 from fedspec_dist.distributed.assignment import assign
+from fedspec_dist.distributed.collectives import checksum
 from fedspec_dist.distributed.runtime import Runtime
+from fedspec_dist.draws import keyed
 from fedspec_dist.rounds.checkpoint import SavedState, save
 from fedspec_dist.rounds.evaluation import evaluate
 from fedspec_dist.rounds.federation import Federation
 from fedspec_dist.rounds.local import share_results, train_clients
 from fedspec_dist.rounds.phases import Phases
 from fedspec_dist.rounds.sampling import reporting, sample_cohort
+from fedspec_dist.rounds.server import require_agreement
 from fedspec_dist.rounds.stage import Stage
 from fedspec_dist.rounds.timing import Clock, share_totals
 from fedspec_dist.tracking.metrics import Tracker
@@ -39,6 +46,9 @@ def train(job: Job, completed: int) -> int:
     """
     config, runtime, federation = job.config, job.runtime, job.federation
     collectives = runtime.collectives
+    everywhere = checksum(
+        [torch.from_numpy(np.concatenate([*federation.clients, [len(c) for c in federation.clients]]))]
+    )
     saved = completed
     while completed < config.rounds:
         index = completed
@@ -81,7 +91,8 @@ def train(job: Job, completed: int) -> int:
             matrices = stage.server.exchange(rows, facts, theta)
             clock.lap("exchange")
             # All ranks wait: sums over column blocks, then the slices of the new model.
-            theta, diagnostics = stage.server.step(theta, matrices, index)
+            with runtime.stop.uncut(f"the server's part of round {index + 1}"):
+                theta, diagnostics = stage.server.step(theta, matrices, index)
         stage.theta.copy_(theta)
         clock.lap("aggregate")
         completed += 1
@@ -97,11 +108,14 @@ def train(job: Job, completed: int) -> int:
                 dataset.test_labels,
                 config.eval.batch_size,
                 collectives,
+                partial(keyed, runtime.device, config.seed, "evaluation", completed),
             )
         clock.lap("eval")
 
-        # All ranks wait: times, bytes, requests to stop. Rank 0 writes the round down.
-        totals = share_totals(clock, collectives.bytes_sent - bytes_before, bool(runtime.stop), collectives)
+        # All ranks wait: times, bytes, requests to stop, whether all have the same. Rank 0 writes the round down.
+        checks = stage.server.checks(stage.theta, everywhere)
+        totals = share_totals(clock, collectives.bytes_sent - bytes_before, bool(runtime.stop), checks, collectives)
+        require_agreement(totals.checks, completed)
         record = {
             "round": completed,
             "phase": job.phases.number(index),

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedspec_dist.config import Config, Phase
 from fedspec_dist.distributed.runtime import Runtime
+from fedspec_dist.draws import keyed
 from fedspec_dist.parameters import ParameterLayout
 from fedspec_dist.rounds.federation import Federation
 from fedspec_dist.rounds.stage import Stage, check_phase
@@ -42,7 +43,8 @@ class Phases:
     """Makes the stage of each phase when its first round comes; the model passes from one to the next."""
 
     def __init__(self, config: Config, module: nn.Module, federation: Federation, runtime: Runtime) -> None:
-        check_patterns(config, module)
+        with keyed(runtime.device, config.seed, "methods"):
+            check_patterns(config, module)
         self.module = module
         self._config = config
         self._federation = federation
@@ -58,7 +60,8 @@ class Phases:
         """The stage of this round. A new one starts from the parameters that the module then has."""
         number = self.number(round_index)
         if number != self._current or self._stage is None:
-            self._stage = Stage(self._config, self._schedule[number], self.module, self._federation, self._runtime)
+            with keyed(self._runtime.device, self._config.seed, "methods", number):
+                self._stage = Stage(self._config, self._schedule[number], self.module, self._federation, self._runtime)
             self._current = number
         return self._stage
 

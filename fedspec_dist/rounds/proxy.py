@@ -1,4 +1,8 @@
-"""The server's own samples, for weights that are learned on such: the gradient of the loss at any model."""
+"""The server's own samples, for weights that are learned on such: the gradient of the loss at any model.
+
+One rank computes it and sends it: kernels of a GPU may add in any order, and ranks that each computed their own would
+learn different weights and put one model together from all of them.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedspec_dist import seeding
+from fedspec_dist.distributed.collectives import Collectives
+from fedspec_dist.draws import keyed
 from fedspec_dist.fisher.products import Forward
+from fedspec_dist.models.modes import evaluating
 
 
 @dataclass(frozen=True)
 class ServerProxy:
-    """In one round; see `cohort.Proxy`. Every rank that works computes the same: the samples are few."""
+    """In one round; see `cohort.Proxy`. The model is in eval mode."""
 
+    module: nn.Module
     forward: Forward
     task_loss: Callable[[Tensor, Tensor], Tensor]
     images: Tensor
@@ -23,6 +31,7 @@ class ServerProxy:
     batch_size: int
     seed: int
     round_index: int
+    collectives: Collectives  # of the ranks that work on the round's matrix
 
     def batches(self, epoch: int) -> Sequence[Tensor]:
         """Positions of the samples of each batch, in a new order each epoch."""
@@ -31,8 +40,14 @@ class ServerProxy:
 
     def gradient(self, theta: Tensor, batch: Tensor) -> Tensor:
         """Of the mean loss over a batch at the parameters `theta [P]`: `[P]`."""
-        theta = theta.detach().requires_grad_()
-        with torch.enable_grad():
+        gradient = torch.zeros_like(theta)
+        if self.collectives.rank == 0:
+            gradient = self._gradient(theta.detach().requires_grad_(), batch)
+        return self.collectives.broadcast(gradient, "broadcast of the gradient on the server's samples")
+
+    def _gradient(self, theta: Tensor, batch: Tensor) -> Tensor:
+        draws = keyed(theta.device, self.seed, "proxy", self.round_index)
+        with torch.enable_grad(), evaluating(self.module), draws:
             outputs = self.forward(theta, self.images.index_select(0, batch))
             loss = self.task_loss(outputs, self.labels.index_select(0, batch))
         return torch.autograd.grad(loss, theta)[0]

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import fedspec_dist
 from fedspec_dist.config import Config
 from fedspec_dist.distributed.collectives import Collectives
+from fedspec_dist.distributed.gpus import image_format
 from fedspec_dist.distributed.runtime import EXIT_STOPPED, Runtime
 from fedspec_dist.rounds.checkpoint import SavedState, load_newest, write_model
 from fedspec_dist.rounds.federation import Federation, build_model, load_federation
@@ -52,7 +53,7 @@ def execute(config: Config, runtime: Runtime, fresh: bool, console: Console) -> 
 
     federation = load_federation(config, runtime.prepares_data)
     module = build_model(config, federation.dataset)
-    federation = federation.to(runtime.device)
+    federation = federation.to(runtime.device, image_format(runtime.device, config.runtime.precision))
     saved = load_newest(folder.checkpoints, config.fingerprint()) if runtime.is_main else None
     completed, server_state = _restore(module, saved, runtime)
     phases = Phases(config, module.to(runtime.device), federation, runtime)

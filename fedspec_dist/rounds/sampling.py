@@ -115,16 +115,16 @@ def client_work(
     if not augmentation.does_nothing:
         draws = augmentation.draw(seeding.generator(seed, "augment", round_index, client), len(order))
     return ClientWork(
-        samples=_send(torch.from_numpy(samples), device),
-        order=_send(torch.from_numpy(order), device),
+        samples=send(torch.from_numpy(samples), device),
+        order=send(torch.from_numpy(order), device),
         bounds=load.bounds,
-        draws=None if draws is None else _send(draws, device),
-        class_counts=_send(torch.from_numpy(class_counts), device),
+        draws=None if draws is None else send(draws, device),
+        class_counts=send(torch.from_numpy(class_counts), device),
         round_number=round_index + 1,
         filter_seed=seeding.torch_seed(seed, "filter", round_index, client),
     )
 
 
-def _send(tensor: Tensor, device: torch.device) -> Tensor:
-    """To the device without waiting for it: a GPU copies on its own only from pinned memory."""
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """To a client's device without waiting for it: a GPU copies on its own only from pinned memory."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

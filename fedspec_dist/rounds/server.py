@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,15 +13,20 @@ from fedspec_dist import seeding
 from fedspec_dist.clients.algorithms.base import LocalAlgorithm
 from fedspec_dist.clients.sequential import Filter
 from fedspec_dist.cohort import Clients, Cohort, Proxy, Sketches
-from fedspec_dist.distributed.collectives import Collectives, SingleProcess
+from fedspec_dist.distributed.collectives import Collectives, SingleProcess, bits_sum, checksum
 from fedspec_dist.distributed.columns import Columns
 from fedspec_dist.distributed.update_matrix import UpdateMatrix, assemble, exchange
+from fedspec_dist.draws import keyed, keyed_parts
 from fedspec_dist.parameters import ParameterLayout
 from fedspec_dist.server.protocols import Aggregator, ServerOptimizer, Transform, Weighting
 
 
 class NonFiniteModelError(ValueError):
     """The server's step made a NaN or an infinity out of finite updates."""
+
+
+class RanksDisagreeError(ValueError):
+    """What every rank works out alike came out differently."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,7 @@ class FederatedServer:
         num_samples: Sequence[int],  # of all clients
         *,
         seed: int = 0,
-        proxy: Callable[[int], Proxy] | None = None,  # of a round
+        proxy: Callable[[int, Collectives], Proxy] | None = None,  # of a round
         test_class_counts: Tensor | None = None,  # [C]
     ) -> None:
         self._methods = methods
@@ -95,6 +101,8 @@ class FederatedServer:
         self._optimizer_state = {k: v.to(device) for k, v in methods.optimizer.initial_state(size).items()}
         memory = getattr(methods.aggregator, "memory", ())
         self._memory = {name: torch.zeros(size, dtype=torch.float64, device=device) for name in memory}
+        self._matrices: list[UpdateMatrix] = []
+        self._checksum: int | None = None
         self._weighting_state = methods.weighting.initial_state(torch.tensor(num_samples, dtype=torch.int64))
         self._transform_states = [made.initial_state(len(num_samples)) for made in methods.transforms]
         # What goes to the clients with the model, whole, on every rank.
@@ -102,6 +110,7 @@ class FederatedServer:
 
     def exchange(self, rows: LocalRows, facts: RoundFacts, theta: Tensor) -> Cohort | None:
         """The round as the methods see it; None on ranks that only wait (`gather`)."""
+        self._matrices = []
         blocks = {
             name: exchange(part, facts.owners, self.columns, self._collectives)
             for name, part in {"": rows.updates, **rows.uploads}.items()
@@ -132,8 +141,10 @@ class FederatedServer:
         """
         part = theta.new_zeros(0)
         diagnostics: dict[str, float] = {}
+        self._checksum = None
         if cohort is not None:
-            part, diagnostics = self._step(cohort, round_index)
+            with keyed(theta.device, self._seed, "server", round_index):
+                part, diagnostics = self._step(cohort, round_index)
         for name, whole in self.broadcast.items():
             whole.copy_(assemble(self._vectors[name], self.columns, self._collectives))
         theta = assemble(part, self.columns, self._collectives)
@@ -147,7 +158,7 @@ class FederatedServer:
     def _step(self, cohort: Cohort, round_index: int) -> tuple[Tensor, dict[str, float]]:
         methods = self._methods
         if self._proxy is not None:
-            cohort = replace(cohort, proxy=self._proxy(round_index))
+            cohort = replace(cohort, proxy=self._proxy(round_index, self._matrix_collectives))
         weights = methods.weighting.weigh(cohort, self._weighting_state)
         cohort = replace(cohort, weights=weights.values)
         transformed, diagnostics = self._transformed(cohort, round_index)
@@ -162,8 +173,12 @@ class FederatedServer:
         part = cohort.slicing.slice(cohort.theta)
         if weights.shrink != 1:
             step = weights.shrink * step + (weights.shrink - 1) * part.double()
-        part = methods.optimizer.step(part, step, self._optimizer_state)
-        return part, {**weights.diagnostics, **diagnostics, **direction.diagnostics}
+        part = self._optimize(part, step)
+        diagnostics = {**weights.diagnostics, **diagnostics, **direction.diagnostics}
+        told: dict[str, Any] = {**diagnostics, **self._small()}
+        used = [matrix.checksum for matrix in self._matrices]
+        self._checksum = checksum([weights.values, weights.shrink, *(told[name] for name in sorted(told)), *used])
+        return part, diagnostics
 
     def _transformed(self, cohort: Cohort, round_index: int) -> tuple[Cohort, dict[str, float]]:
         """The round as the aggregator sees it. The local method's server half has the rows as they were received."""
@@ -174,6 +189,28 @@ class FederatedServer:
             cohort = transformed.cohort
             diagnostics |= transformed.diagnostics
         return cohort, diagnostics
+
+    def _optimize(self, theta: Tensor, direction: Tensor) -> Tensor:
+        """Block by block, so that what an optimizer draws does not depend on the number of ranks."""
+        width = self._matrix_columns.width
+        first, stop = self._matrix_columns.owners[self._matrix_collectives.rank]
+        result = torch.empty_like(theta)
+        with keyed_parts(theta.device, first, stop - first) as parts:
+            for place, _ in enumerate(parts):
+                block = slice(place * width, (place + 1) * width)
+                state = {name: vector[block] for name, vector in self._optimizer_state.items()}
+                given = dict(state)
+                result[block] = self._methods.optimizer.step(theta[block], direction[block], state)
+                for name, vector in given.items():
+                    if state[name] is not vector:  # replaced, where it should have been written into
+                        vector.copy_(state[name])
+        return result
+
+    def checks(self, theta: Tensor, known: int) -> tuple[int, int]:
+        """Numbers that are the same on all ranks, or one of them has gone astray: of the small results of the last
+        step (-1 on ranks that only wait, and where there was none), and of the model with what else is `known` alike.
+        """
+        return -1 if self._checksum is None else self._checksum, checksum([known], bits_sum(theta))
 
     def full_state(self) -> dict[str, Tensor]:
         """The server's memory as whole vectors, for a checkpoint; every rank calls it."""
@@ -205,13 +242,35 @@ class FederatedServer:
         return {f"{family}.{name}": value for family, values in families.items() for name, value in values.items()}
 
     def _matrix(self, blocks: Tensor) -> UpdateMatrix:
-        return UpdateMatrix(blocks, self._matrix_columns, self._matrix_collectives)
+        self._matrices.append(matrix := UpdateMatrix(blocks, self._matrix_columns, self._matrix_collectives))
+        return matrix
 
     def _sketches(self, blocks: Tensor | None, facts: RoundFacts) -> Sketches | None:
         if blocks is None:
             return None
         owners = [torch.full((len(values),), client) for client, values in enumerate(facts.eigenvalues)]
         return Sketches(self._matrix(blocks), torch.cat(list(facts.eigenvalues)), torch.cat(owners))
+
+
+def require_agreement(checks: Tensor, round_number: int) -> None:
+    """`checks [num_ranks, 2]` are all ranks' `FederatedServer.checks`.
+
+    Raises:
+        RanksDisagreeError: on every rank, before anything of the round is kept.
+    """
+    of_methods, of_model = checks.unbind(1)
+    working = of_methods[of_methods >= 0]
+    what = ""
+    if len(working.unique()) > 1:
+        what = "weights, coefficients or diagnostics of server.weights and server.aggregator"
+    elif len(of_model.unique()) > 1:
+        what = "a model or a partition"
+    if what:
+        raise RanksDisagreeError(
+            f"after round {round_number} not all ranks have the same {what}. Every rank computes these for itself: a "
+            "method of a plugin must draw from the global generators of torch, numpy or python, which are keyed (not "
+            "from one that it seeds itself from the time), and must not depend on rank, host, time or a set's order"
+        )
 
 
 @dataclass(frozen=True)

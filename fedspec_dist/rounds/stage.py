@@ -18,7 +18,9 @@ from fedspec_dist.clients.sketching import DiagonalFisher, Sketcher, as_function
 from fedspec_dist.cohort import Clients, Proxy
 from fedspec_dist.config import Config, Phase
 from fedspec_dist.data.augment import Augmentation
+from fedspec_dist.distributed.collectives import Collectives
 from fedspec_dist.distributed.columns import Columns
+from fedspec_dist.distributed.gpus import spare_memory
 from fedspec_dist.distributed.runtime import Runtime
 from fedspec_dist.models.network import Network
 from fedspec_dist.parameters import ParameterLayout, Segment
@@ -60,7 +62,8 @@ class Stage:
         budget = config.runtime.sketch_memory_mb * 2**20
         self.sketcher: Sketcher | None = None
         if "sketches" in aggregator.needs:
-            self.sketcher = Sketcher(module, self.layout, self.task, images, aggregator, budget)
+            spare = spare_memory(runtime.device, runtime.environment)
+            self.sketcher = Sketcher(module, self.layout, self.task, images, aggregator, budget, spare)
         self.fisher: DiagonalFisher | None = None
         if FISHER_DIAGONAL in aggregator.needs:
             self.fisher = DiagonalFisher(module, self.layout, self.task, images)
@@ -123,7 +126,7 @@ class Stage:
             proximal=self._algorithm.proximal,
         )
 
-    def _proxy(self, module: nn.Module) -> Callable[[int], Proxy]:
+    def _proxy(self, module: nn.Module) -> Callable[[int, Collectives], Proxy]:
         assert self._federation.proxy is not None
         images, labels = self._federation.proxy
         # The largest share of any phase was held out; this one may want less.
@@ -133,7 +136,7 @@ class Stage:
         images, labels = images.index_select(0, index), labels.index_select(0, index)
         batch_size = getattr(self.phase.server.weights, "batch_size", len(labels))
         forward = as_function(module, self.layout)
-        return partial(ServerProxy, forward, self.task.loss, images, labels, batch_size, self._config.seed)
+        return partial(ServerProxy, module, forward, self.task.loss, images, labels, batch_size, self._config.seed)
 
     def _local_methods(self) -> LocalMethods:
         local = self.phase.local

@@ -78,7 +78,7 @@ def test_a_sign_flipped_update_is_what_honest_training_gives_the_other_way(tmp_p
 
 
 def test_krum_passes_over_the_one_that_scales(tmp_path: Path) -> None:
-    attack = "clients.attack={type: scale, fraction: 0.17, factor: 1000.0}"
+    attack = "clients.attack={type: scale, fraction: 0.17, factor: 1e6}"
     settings = ["rounds=1", "clients_per_round=6", attack]
     robust = run_job(tiny([*settings, "server.aggregator=krum"]), tmp_path / "krum")
     (record,) = robust.records
@@ -126,8 +126,6 @@ def test_the_name_of_a_run_knows_attacks_and_transforms_only_where_there_are_any
 def test_a_run_writes_down_who_is_malicious(tmp_path: Path) -> None:
     settings = ["rounds=2", "local.epochs=1", "clients.attack=sign_flip", "server.transforms=fedgh"]
     run(tmp_path, *settings, ranks=2).expect(0)
-        0
-    )
     folder = run_folder(tmp_path)
     malicious = json.loads((folder / "environment.json").read_text())["attackers"]
     assert len(malicious) == 4

@@ -38,6 +38,7 @@ def test_a_run_on_two_nodes_is_followed_to_its_end(slurm: Cluster, tmp_path: Pat
     tmp_path /= """it's a "folder" # of é 数据"""
     tmp_path.mkdir()
     words = ("--nodes", "2", "--gpus-per-node", "1", "--cpus-per-rank", "1", "--mem-gb", "1", "--follow")
+    words = ("runtime.device=cpu", *words)  # the GPUs are fakes, and a run that is given some does not do without
     output = launch(slurm, tmp_path, "submit", *TINY, *words, timeout_s=120)
     assert re.search(r"^run folder +/.*/runs/digits-specgrad-", output, re.MULTILINE)
     assert "final_test_accuracy" in output  # rank 0's log

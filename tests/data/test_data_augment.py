@@ -38,6 +38,17 @@ def test_gather_equals_the_loop(mode: str, flip: bool, padding: int, channels: i
     batch = augmentation.gather(data, index, draws)
     assert torch.equal(batch, slowly(data[index], draws, padding, mode))
     assert batch.is_contiguous(memory_format=torch.channels_last)
+    contiguous = augmentation.gather(data.contiguous(), index, draws)
+    assert torch.equal(contiguous, batch)
+    assert contiguous.is_contiguous()
+
+
+def test_without_draws_images_are_taken_as_they_are() -> None:
+    augmentation, index = Augmentation(2, "zero", flip=True), torch.tensor([4, 0, 4])
+    for data in (images(), images().contiguous()):
+        batch = augmentation.gather(data, index, None)
+        assert torch.equal(batch, data[index])
+        assert batch.stride() == data[index].stride()
 
 
 def test_no_augmentation_selects_and_keeps_channels_last() -> None:
@@ -48,6 +59,7 @@ def test_no_augmentation_selects_and_keeps_channels_last() -> None:
     assert torch.equal(batch, data[index])
     assert batch.stride() == (105, 1, 15, 3)
     assert nothing.gather(data, index[:0]).shape == (0, 3, 7, 5)
+    assert nothing.gather(data.contiguous(), index).is_contiguous()
 
 
 def test_draws_cover_their_range_and_come_from_the_generator() -> None:

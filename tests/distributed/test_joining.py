@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 
 import pytest
 import torch.distributed as dist
@@ -66,6 +67,15 @@ def test_two_ranks_with_one_gpu_are_named() -> None:
     joining._refuse_shared_gpus([Introduction("node1", "", True, gpu) for gpu in ("GPU-a", "GPU-b", "", "")])
 
 
+def test_slices_of_one_gpu_are_one_gpu_to_nccl() -> None:
+    slices = [Introduction("node1", "", True, f"MIG-{rank}", "00:1b:00") for rank in range(2)]
+    message = r"ranks 0, 1 on node1 have slices \(MIG\) of the same GPU .*one whole GPU a rank.*runtime\.backend=gloo"
+    with pytest.raises(LaunchError, match=message):
+        joining._refuse_shared_gpus(slices)
+    # Hosts are alike inside.
+    joining._refuse_shared_gpus([Introduction(f"node{rank}", "", True, f"GPU-{rank}", "00:1b:00") for rank in range(2)])
+
+
 def test_everybody_is_introduced_to_everybody() -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     store.set("introduction/1", '{"host": "node2", "reached": "10.0.0.5", "known": false, "gpu": ""}')
@@ -76,12 +86,17 @@ def test_an_address_where_nobody_is_is_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "1")
     message = r"rank 1 on .* could not join the other 1 ranks .*They were to meet at 127\.0\.0\.1:1\. .*--standalone"
+    began = time.monotonic()
     with pytest.raises(LaunchError, match=message):
-        come_together(Environment(1, 2, 1, 2, True), 1.5, None, None)
+        come_together(Environment(1, 2, 1, 2, True), 2.0, None, None)
+    assert time.monotonic() - began < 4, "one time limit, not one for each of several tries"
 
 
 def test_ranks_that_do_not_come_are_named_with_those_that_did(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     environment = Environment(0, 3, 0, 3, True, attempt="1.0.0")
-    message = r"ranks \[1, 2\] did not come within 0 s; there are rank 0 \(.*\)\). Their own output may say"
+    message = (
+        r"ranks \[1, 2\] did not come within 0 s \(runtime\.timeout_s\); there are rank 0 \(.*\)\). "
+        "Their own output may say"
+    )
     with pytest.raises(LaunchError, match=message):
         come_together(environment, 0.2, None, tmp_path)

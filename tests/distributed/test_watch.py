@@ -247,3 +247,86 @@ def test_the_log_is_errors(caplog: pytest.LogCaptureFixture, exits: list[int]) -
     Watch(dist.HashStore(), 0, 1, StopRequest())._end("because")
     assert exits == [1]
     assert [(r.levelno, r.getMessage()) for r in caplog.records] == [(logging.ERROR, "because; ending this rank")]
+
+
+# ------------------------------------------------------------------------------------------ patience
+
+
+@pytest.fixture
+def pair(exits: list[int]) -> Iterator[Callable[..., Watch]]:
+    """The watch of a rank that waits in a collective since now, beside another whose main thread is this test's."""
+    started: list[Watch] = []
+
+    def start(others_place: str = "") -> Watch:
+        store = dist.HashStore()
+        places = ["a sum", others_place]
+        for rank in range(2):
+            started.append(Watch(store, rank, 2, StopRequest(), lambda rank=rank: places[rank], timeout_s=0.3))  # type: ignore[misc]
+            started[-1].start()
+        assert _eventually(lambda: started[-1]._told)
+        return started[-2]
+
+    yield start
+    for watch in started:
+        watch.close()
+
+
+def _work(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        sum(range(1000))
+
+
+def test_who_works_is_waited_for(pair: Callable[..., Watch]) -> None:
+    watch, since = pair(), time.monotonic()
+    _work(1.0)
+    assert watch.trouble(since) == ""
+
+
+def test_the_time_limit_counts_from_the_last_work_that_was_seen(pair: Callable[..., Watch]) -> None:
+    watch, since = pair(), time.monotonic()
+    _work(0.5)
+    assert watch.trouble(since) == ""
+    time.sleep(0.5)
+    assert "no other rank has done any work for 0 s (runtime.timeout_s)" in watch.trouble(since)
+
+
+def test_who_answers_but_is_stuck_is_not_waited_for(pair: Callable[..., Watch]) -> None:
+    watch, since = pair(), time.monotonic()
+    assert watch.trouble(since) == ""
+    time.sleep(0.8)
+    assert "runtime.timeout_s" in watch.trouble(since)
+    assert watch.elsewhere() == [f"rank 1 on {os.uname().nodename}"]
+
+
+def test_who_waits_in_another_collective_is_not_waited_for(pair: Callable[..., Watch]) -> None:
+    watch, since = pair("a product"), time.monotonic()
+    _work(0.5)
+    assert "runtime.timeout_s" in watch.trouble(since)
+    assert watch.elsewhere() == [f"rank 1 on {os.uname().nodename} (in a product)"]
+
+
+def test_what_ends_a_rank_is_told_in_a_collective_at_once(ranks: Callable[..., list[Watch]], exits: list[int]) -> None:
+    watches = ranks(2)
+    watches[1].report_failure("ValueError: broken")
+    assert _eventually(lambda: watches[0].trouble(time.monotonic()))
+    assert "rank 1 on" in watches[0].trouble(time.monotonic())
+    assert "ValueError: broken" in watches[0].trouble(time.monotonic())
+
+
+# ------------------------------------------------------------------------------------------ what cannot be cut short
+
+
+@pytest.mark.parametrize(("name", "ends"), [("SIGTERM", True), ("SIGUSR2", False)])
+def test_after_sigterm_a_computation_that_cannot_be_cut_short_is_ended(
+    name: str, ends: bool, stop: StopRequest, exits: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_module, "_UNCUT_S", 0.2)
+    monkeypatch.setattr(logging, "shutdown", lambda: None)
+    stop.set(name)
+    time.sleep(0.3)
+    assert exits == [], "between computations the main thread sees it by itself"
+    with stop.uncut("the step"):
+        time.sleep(0.3)
+    assert bool(exits) is ends
+    assert set(exits) <= {75}

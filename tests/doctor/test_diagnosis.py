@@ -92,6 +92,18 @@ TO_MEND = [
         "--gpus-per-node",
     ),
     (
+        "devices",
+        _with(2, gpu_problem="a step on NVIDIA X fails: no kernel image"),
+        "rank 2 on node2: a step on NVIDIA X fails: no kernel image",
+        "runtime.device=cpu",
+    ),
+    (
+        "devices",
+        _all(gpu_on_bus="00:1b:00"),
+        "slices (MIG) of one GPU are on node1 (rank 0-1), and NCCL takes them for the same",
+        "runtime.backend=gloo",
+    ),
+    (
         "collectives",
         replace(HEALTHY, speed_problem="gloo does not work"),
         "gloo does not work",
@@ -135,6 +147,12 @@ def test_what_keeps_a_run_from_working(check: str, findings: Findings, says: str
 TO_LOOK_AT = [
     ("devices", _with(1, gpu="GPU-0"), "4 ranks share 3 GPUs", "One GPU a rank is faster"),
     ("devices", _all(gpus_visible=4), "some GPUs have no rank; node1: 2 rank(s), 4 GPU(s)", "a rank for each GPU"),
+    (
+        "devices",
+        _all(gpus_visible=1),
+        "on node1, node2 each rank sees no GPU but its own (--gpus-per-task)",
+        "prefer --gpus-per-node",
+    ),
     ("CPUs", _all(threads=3), "node1: 6 threads of 2 rank(s) on 4 CPU(s)", "--cpus-per-rank"),
     ("CPUs", _all(cpus=[5]), "node1: 2 threads of 2 rank(s) on 1 CPU(s)", "runtime.threads_per_rank"),
     (

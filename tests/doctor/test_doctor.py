@@ -83,6 +83,18 @@ def test_a_wrong_launch_is_the_first_thing_to_fix(tmp_path: Path) -> None:
     _doctor(tmp_path, RANK="0", WORLD_SIZE="2").expect(1, "error: first thing to fix: LOCAL_RANK, MASTER_ADDR")
 
 
+def test_a_gpu_that_torch_cannot_use_is_not_healthy(tmp_path: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    ended = _doctor(tmp_path, CUDA_VISIBLE_DEVICES="0").expect(
+        1, "error: first thing to fix: runtime.device: got 'auto'"
+    )
+    assert "healthy" not in ended.output
+    _doctor(tmp_path, "runtime.device=cpu", CUDA_VISIBLE_DEVICES="0").expect(0, "healthy")
+
+
 @pytest.mark.slow
 def test_three_tasks_measure_what_is_between_them(tmp_path: Path) -> None:
     jobs = [Job(COMMAND, tmp_path, _step(rank, 3)) for rank in range(3)]

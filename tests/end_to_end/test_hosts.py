@@ -101,7 +101,7 @@ def test_tasks_of_submitits_local_executor_are_ranks(tmp_path: Path, one_process
 def test_a_task_that_never_starts_is_named_with_those_that_did(tmp_path: Path) -> None:
     command = [*PYTHON, "fedspec_dist.main", *CONFIG, "runtime.timeout_s=8"]
     first, second = _all([Job(command, tmp_path, _task(rank, 3)) for rank in range(2)])
-    first.expect(2, "rank 0 on ", "ranks [2] did not come within 8 s; there are rank 0 (", "1 (")
+    first.expect(2, "rank 0 on ", "ranks [2] did not come within 8 s (runtime.timeout_s); there are rank 0 (", "1 (")
     assert second.code != 0
 
 

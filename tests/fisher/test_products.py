@@ -92,7 +92,7 @@ def test_equals_the_dense_matrix(
 ) -> None:
     forward, theta = small_network()
     # A block of two samples, so that blocks, chunks and kept rows have different ends.
-    monkeypatch.setattr(products, "_BLOCK_BYTES", 2 * 3 * theta.nbytes)
+    monkeypatch.setattr(products, "_BLOCK_BYTES", {"cpu": 2 * 3 * theta.nbytes})
     inputs, vectors = images(num_samples), columns(len(theta), num_columns)
     result = make(forward, theta, inputs, chunk)(vectors)
     expected = dense_fisher(forward, theta, inputs, softmax_curvature) @ vectors

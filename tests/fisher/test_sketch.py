@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedspec_dist.fisher.products import from_jacobians
-from fedspec_dist.fisher.sketch import top_eigenpairs
+from fedspec_dist.fisher.sketch import random_basis, top_eigenpairs
 from fedspec_dist.tasks.classification import Classification
 
 
@@ -38,15 +38,8 @@ def sketch(
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor]:
-    return top_eigenpairs(
-        product_with(dense),
-        len(dense),
-        rank,
-        oversampling=oversampling,
-        power_iterations=power_iterations,
-        generator=generator(seed),
-        dtype=dtype,
-    )
+    start = random_basis(len(dense), rank + oversampling, seed, dtype=dtype)
+    return top_eigenpairs(product_with(dense), start, rank, power_iterations=power_iterations)
 
 
 def residual(dense: Tensor, pairs: tuple[Tensor, Tensor]) -> float:
@@ -136,15 +129,8 @@ def test_signs_hold_for_softmax_layers_with_two_classes() -> None:
     )
     expected = torch.tensor([1.0, 2, -1, -2], dtype=torch.float64) / 10**0.5
     for seed in range(6):
-        values, basis = top_eigenpairs(
-            product,
-            4,
-            2,
-            oversampling=0,
-            power_iterations=1,
-            generator=generator(seed),
-            dtype=torch.float64,
-        )
+        start = random_basis(4, 2, seed, dtype=torch.float64)
+        values, basis = top_eigenpairs(product, start, 2, power_iterations=1)
         torch.testing.assert_close(values, torch.tensor([2.5], dtype=torch.float64))
         torch.testing.assert_close(basis[:, 0], expected, rtol=0, atol=1e-12)
 

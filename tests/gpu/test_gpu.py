@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 
 from fedspec_dist.clients.sequential import ClientWork, LocalMethods, SequentialExecutor
 from fedspec_dist.clients.sgd import LocalSgd
 from fedspec_dist.data.augment import Augmentation
 from fedspec_dist.data.batches import batch_bounds
+from fedspec_dist.distributed.collectives import ProcessGroup
+from fedspec_dist.distributed.gpus import gpu_problem, set_deterministic, set_precision
 from fedspec_dist.filters.spectral import high_pass
 from fedspec_dist.methods import FILTERS, LOCAL_ALGORITHMS, MODELS
 from fedspec_dist.parameters import ParameterLayout
 from tests.end_to_end.cli import results_of, run
+from tests.gpu.test_pretended_runs import RUNS
 from tests.rounds.jobs import run_job, tiny
 from tests.rounds.test_every_method import SETTINGS
 
@@ -41,18 +47,58 @@ def test_two_ranks_share_a_gpu_over_gloo_with_the_same_bits(tmp_path: Path) -> N
     assert results_of(tmp_path, "one") == results_of(tmp_path, "two")
 
 
-def test_one_rank_over_nccl(tmp_path: Path) -> None:
-    run(tmp_path, *DATA, "model=cnn", PHASES, ranks=1, timeout_s=300).expect(0)
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs are visible")
+def test_two_ranks_over_nccl_have_the_bits_of_one(tmp_path: Path) -> None:
+    settings = [*DATA, "model=cnn", PHASES, "runtime.deterministic=true"]
+    run(tmp_path, *settings, "output=one", timeout_s=300).expect(0)
+    run(tmp_path, *settings, "output=two", ranks=2, timeout_s=300).expect(0)
+    assert results_of(tmp_path, "one") == results_of(tmp_path, "two")
+    (environment,) = (tmp_path / "two").glob("*/environment.json")
+    assert json.loads(environment.read_text())["backend"] == "nccl"
 
 
+@pytest.fixture
+def _deterministic() -> Iterator[None]:
+    """As a run has it, but with memory that is not written yet full of NaN."""
+    set_precision("float32", torch.device("cuda", 0))
+    set_deterministic(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def nccl() -> Iterator[ProcessGroup]:
+    """A group of one rank; a run of one has none."""
+    device = torch.device("cuda", 0)
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
+    assert dist.get_backend() == "nccl"
+    yield ProcessGroup(device)
+    dist.destroy_process_group()
+
+
+def test_every_visible_gpu_computes() -> None:
+    assert [gpu_problem(torch.device("cuda", gpu)) for gpu in range(torch.cuda.device_count())] == [
+        "" for _ in range(torch.cuda.device_count())
+    ]
+
+
+@pytest.mark.usefixtures("_deterministic")
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_whose_collectives_are_nccls_has_the_bits_of_one_without(
+    name: str, nccl: ProcessGroup, tmp_path: Path
+) -> None:
+    config = tiny([*RUNS[name], "runtime.device=cuda"])
+    found, expected = run_job(config, tmp_path / "nccl", nccl), run_job(config, tmp_path / "alone")
+    assert nccl.bytes_sent == 0
+    assert all(torch.equal(found.model[key], tensor) for key, tensor in expected.model.items())
+
+
+@pytest.mark.usefixtures("_deterministic")
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_method_runs_on_a_gpu_and_repeats(name: str, tmp_path: Path) -> None:
     config = tiny([*SETTINGS[name], "rounds=3", "runtime.device=cuda", "runtime.deterministic=true"])
-    torch.use_deterministic_algorithms(True)
-    try:
-        first, again = (run_job(config, tmp_path / folder) for folder in ("first", "again"))
-    finally:
-        torch.use_deterministic_algorithms(False)
+    first, again = (run_job(config, tmp_path / folder) for folder in ("first", "again"))
     assert first.results() == again.results()
     assert all(torch.equal(again.model[key], tensor) for key, tensor in first.model.items())
     assert all(tensor.isfinite().all() for tensor in first.model.values())

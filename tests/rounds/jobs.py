@@ -13,6 +13,7 @@ from torch import Tensor
 from fedspec_dist.config import Config, load
 from fedspec_dist.distributed.collectives import Collectives, SingleProcess
 from fedspec_dist.distributed.environment import Environment
+from fedspec_dist.distributed.gpus import image_format
 from fedspec_dist.distributed.runtime import Runtime
 from fedspec_dist.distributed.watch import StopRequest
 from fedspec_dist.rounds.checkpoint import load_newest
@@ -85,7 +86,7 @@ def run_job(
     environment = Environment(rank, num_ranks, rank, num_ranks, launched=True)
     device = torch.device("cuda" if config.runtime.device == "cuda" else "cpu")
     runtime = Runtime(environment, device, "gloo", collectives, StopRequest())
-    federation = load_federation(config, prepares=True).to(device)
+    federation = load_federation(config, prepares=True).to(device, image_format(device, config.runtime.precision))
     for position, value in (spoil or {}).items():
         federation.dataset.train_images[position, 0, 0, 0] = value
     module = build_model(config, federation.dataset).to(device)

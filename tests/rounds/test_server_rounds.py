@@ -162,7 +162,7 @@ NUM_CLIENTS = 8
 def _server(made: ServerMethods, columns: Columns, collectives: Collectives) -> FederatedServer:
     samples = [_Client(client, 0).num_samples for client in range(NUM_CLIENTS)]
     return FederatedServer(
-        made, LAYOUT, columns, collectives, torch.device("cpu"), samples, seed=3, proxy=lambda _: _Proxy()
+        made, LAYOUT, columns, collectives, torch.device("cpu"), samples, seed=3, proxy=lambda *_: _Proxy()
     )
 
 
@@ -225,7 +225,7 @@ def _moves_otherwise(made: ServerMethods) -> bool:
     """Than FedAvg: a method of the server's own, or a local one whose server changes the direction."""
 
     def described(methods_: ServerMethods) -> list[Any]:
-        parts = (methods_.weighting, methods_.aggregator, methods_.filter, methods_.optimizer)
+        parts = (methods_.weighting, methods_.aggregator, methods_.filter, methods_.optimizer, *methods_.transforms)
         return [(type(part), getattr(part, "__dict__", None)) for part in parts]
 
     if described(made) != described(_server_methods()["aggregator fedavg"]):
