@@ -33,6 +33,12 @@ class RowMatrix(Protocol):
     def segment_grams(self, bounds: Sequence[tuple[int, int]]) -> Tensor:
         """`U_s U_s^T` for the columns `start <= j < stop` of each of L segments, `[L, K, K]`."""
 
+    def segment_dots(self, bounds: Sequence[tuple[int, int]], vector_slice: Tensor) -> Tensor:
+        """`U_s v_s` for each of L segments, `[L, K]`, from this rank's slice of `v`."""
+
+    def segment_squares(self, bounds: Sequence[tuple[int, int]]) -> Tensor:
+        """The rows' squared norms within each of L segments, `[L, K]`."""
+
     def inner(self, other: RowMatrix) -> Tensor:
         """`U O^T`, `[K, R]`, for another matrix `O [R, P]` with the same columns on the same ranks."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from math import prod
 from typing import Any
 
-from fedspec_dist.methods import LOCAL_ALGORITHMS
-from fedspec_dist.overrides import PHASE_SECTIONS, ConfigError
+from fedspec_dist.config_text import ConfigError
+from fedspec_dist.methods import FILTER_COMMON, LOCAL_ALGORITHMS
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Rule:
     reason: str
 
 
-# Local methods whose update is a sum of gradient steps, possibly pulled to the anchor: what FedNova normalises.
+# Local methods whose server adds the mean over all clients of what they have drifted so far.
 _STATEFUL_MEANS = {"feddyn", "feddc"}
 _LEARNED_WEIGHTS = {"feddisco", "fedawa", "fedlaw"}
 _LEARNED_FROM_UPDATES = {"fedawa", "fedlaw"}
@@ -232,6 +233,64 @@ RULES += [
 ]
 
 
+@dataclass(frozen=True)
+class Idle:
+    """A key without effect in a phase of which `is_idle(phase)` is true."""
+
+    keys: tuple[str, ...]
+    is_idle: Callable[[Any], bool]
+    reason: str
+
+
+def _without_filter(key: str) -> Idle:
+    idle_keys = tuple(f"{key}.{name}" for name in FILTER_COMMON)
+    return Idle(
+        idle_keys, lambda phase: _at(phase, key).type == "none", f"{key} is none; leave it out, or name a filter"
+    )
+
+
+def _with_schedule(key: str) -> Idle:
+    return Idle(
+        (f"{key}.ratio",),
+        lambda phase: getattr(_at(phase, key), "schedule", None) is not None,
+        f"{key}.schedule takes its place; leave one of them out, or give {key}.schedule=null",
+    )
+
+
+def _at(phase: Any, key: str) -> Any:
+    for part in key.split("."):
+        phase = getattr(phase, part)
+    return phase
+
+
+IDLE = [
+    Idle(
+        ("local.epochs",),
+        lambda phase: phase.local.steps is not None,
+        "local.steps takes its place; leave one of them out, or give local.steps=null",
+    ),
+    *(rule(key) for rule in (_without_filter, _with_schedule) for key in ("filter", "server.filter")),
+]
+
+
+def refuse_unused(config: Any, typed: Sequence[tuple[str, ...]]) -> None:
+    """`typed` are the paths of single values that somebody typed for this very run; a file may state more than is used.
+
+    Raises:
+        ConfigError: the first that no phase uses.
+    """
+    phases = list(enumerate(config.schedule()))
+    for path in typed:
+        own = path[0] == "phases" and len(path) > 2 and path[1].isdigit()
+        key = ".".join(path[2:] if own else path)
+        concerned = [phase for number, phase in phases if not own or number == int(path[1])]
+        for idle in IDLE:
+            if any(key == known or key.startswith(f"{known}.") for known in idle.keys) and all(
+                map(idle.is_idle, concerned)
+            ):
+                raise ConfigError(f"{'.'.join(path)}: is not used, since {idle.reason}")
+
+
 def check_combinations(config: Any) -> None:
     """`config` is a `Config` whose every key is sound by itself.
 
@@ -239,13 +298,14 @@ def check_combinations(config: Any) -> None:
         ConfigError: the first setting that does not go with the others.
     """
     population = config.data.partition.clients
-    if config.cohort_size() > population:
+    if population is not None and config.cohort_size() > population:
         raise ConfigError(
-            f"clients_per_round: got {config.clients_per_round:g}, but data.partition.clients is {population}; "
+            f"clients_per_round: got {config.clients_per_round}, but data.partition.clients is {population}; "
             f"allowed: at most {population}"
         )
     if config.runtime.backend == "nccl" and config.runtime.device == "cpu":
         raise ConfigError("runtime.backend: got 'nccl' with runtime.device 'cpu'; allowed on CPUs: gloo, auto")
+    _check_size(config.data.dataset)
     if config.runtime.precision == "tf32" and config.runtime.device == "cpu":
         raise ConfigError("runtime.precision: got 'tf32' with runtime.device 'cpu'; allowed on CPUs: float32")
     if config.runtime.precision == "tf32" and config.runtime.deterministic:
@@ -256,5 +316,20 @@ def check_combinations(config: Any) -> None:
     for number, phase in enumerate(config.schedule()):
         for rule in RULES:
             if rule.refuses(phase, config):
-                prefix = f"phases.{number}." if config.phases and rule.key.split(".")[0] in PHASE_SECTIONS else ""
+                of_phase = config.phases and not rule.key.startswith(("phases", "runtime"))
+                prefix = f"phases.{number}." if of_phase else ""
                 raise ConfigError(f"{prefix}{rule.key}: {rule.reason}")
+
+
+_MAX_VALUES = 10**9
+
+
+def _check_size(dataset: Any) -> None:
+    if dataset.type != "synthetic":
+        return
+    num_values = prod(dataset.shape) * (dataset.num_train + dataset.num_test)
+    if num_values > _MAX_VALUES:
+        raise ConfigError(
+            f"data.shape: got {dataset.shape}, of which data.num_train and data.num_test make {num_values:.3g} values; "
+            f"allowed: at most {_MAX_VALUES:.0e}"
+        )

@@ -32,27 +32,41 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from fedspec_dist import methods
-from fedspec_dist.compatibility import check_combinations
+from fedspec_dist.compatibility import check_combinations, refuse_unused
+from fedspec_dist.config_text import ConfigError, dump, read, shortened, shown, split
 from fedspec_dist.methods import LATER, Count, CountOrZero, Family, Fraction, NotNegative, Patterns, Positive
 from fedspec_dist.overrides import (
     DATA_COMMON,
     FAMILIES,
     PHASE_SECTIONS,
-    ConfigError,
-    apply,
+    Typed,
     difference,
-    dump,
     expand_phases,
+    find,
     merge,
     named,
-    read,
-    split,
+    refuse_overruled,
+    shown_word,
+    split_arguments,
+    uniform,
 )
 
-__all__ = ["DEFAULTS", "Config", "ConfigError", "Local", "Phase", "Range", "expand_home", "load", "merge", "validate"]
+__all__ = [
+    "DEFAULTS",
+    "Config",
+    "ConfigError",
+    "Local",
+    "Phase",
+    "Range",
+    "expand_home",
+    "load",
+    "split_arguments",
+    "validate",
+]
 
 # ------------------------------------------------------------------------------------------ defaults
 
+# Methods by their names alone, whose own defaults stand in `methods`: who names another gets those of the other.
 DEFAULTS: dict[str, Any] = {
     "name": "digits-specgrad",
     "seed": 0,
@@ -62,10 +76,10 @@ DEFAULTS: dict[str, Any] = {
         "dataset": "digits",
         "root": "~/.cache/fedspec_dist",
         "download": True,
-        "partition": {"type": "dirichlet", "alpha": 0.1, "clients": 20},
+        "partition": "dirichlet",
         "augment": [],
     },
-    "model": {"type": "cnn", "norm": "group"},
+    "model": "cnn",
     "trainable": ["*"],
     "rounds": 20,
     "clients_per_round": 5,
@@ -82,13 +96,13 @@ DEFAULTS: dict[str, Any] = {
         "steps": None,
         "batch_size": 50,
     },
-    "filter": {"type": "rfft", "ratio": 0.05, "layers": ["*"]},
+    "filter": "rfft",
     "server": {
         "transforms": [],
         "aggregator": "fedavg",
         "weights": "samples",
-        "filter": {"type": "none", "layers": ["*"]},
-        "optimizer": {"type": "sgd", "lr": 1.0},
+        "filter": "none",
+        "optimizer": "sgd",
     },
     "clients": {"attack": "none"},
     "phases": [],
@@ -196,16 +210,6 @@ class Crop(Choice):
 Augment = Annotated[Flip | Crop, Field(discriminator="type"), BeforeValidator(named)]
 
 
-def _gather_dataset(value: Any) -> Any:
-    """Move the data set's own parameters, which stand beside `dataset` in the file, under its name."""
-    if not isinstance(value, dict):
-        return value
-    common = {key: value[key] for key in DATA_COMMON if key in value}
-    own = {key: value[key] for key in value if key not in DATA_COMMON}
-    dataset = named(common.get("dataset", {}))
-    return common | {"dataset": dataset | own if isinstance(dataset, dict) else dataset}
-
-
 def _each_once(entries: list[Any]) -> list[Any]:
     names = [entry.type for entry in entries]
     if len(set(names)) < len(names):
@@ -213,7 +217,7 @@ def _each_once(entries: list[Any]) -> list[Any]:
     return entries
 
 
-class DataFields(Section):
+class Data(Section):
     dataset: Annotated[Any, _choice("data.dataset")]
     root: str
     download: bool
@@ -221,14 +225,11 @@ class DataFields(Section):
     augment: Annotated[list[Augment], AfterValidator(_each_once)]
 
 
-Data = Annotated[DataFields, BeforeValidator(_gather_dataset)]
-
-
 class Range(Section):
     """A whole number drawn uniformly for each client and round, both ends included."""
 
-    min: Count
-    max: Count
+    min: Annotated[int, Field(ge=1, le=methods.MAX_AMOUNT)]
+    max: Annotated[int, Field(ge=1, le=methods.MAX_AMOUNT)]
 
     @model_validator(mode="after")
     def _ordered(self) -> Range:
@@ -240,8 +241,8 @@ class Range(Section):
 def _amount(value: Any) -> Any:
     if isinstance(value, dict):
         return Range.model_validate(value)
-    if type(value) is not int or value < 1:
-        raise ValueError("must be a whole number from 1, or {min: ..., max: ...}")
+    if type(value) is not int or not 1 <= value <= methods.MAX_AMOUNT:
+        raise ValueError(f"must be a whole number from 1 to {methods.MAX_AMOUNT}, or {{min: ..., max: ...}}")
     return value
 
 
@@ -251,8 +252,8 @@ Amount = Annotated[Any, BeforeValidator(_amount)]
 class Local(Section):
     algorithm: Annotated[Any, _choice("local.algorithm")]
     lr: Positive
-    lr_decay: Annotated[float, Field(gt=0, le=1)]
-    momentum: Annotated[float, Field(ge=0, lt=1)]
+    lr_decay: methods.Share
+    momentum: Fraction
     weight_decay: NotNegative
     clip_norm: Positive | None
     epochs: Amount
@@ -318,7 +319,7 @@ class Runtime(Section):
     backend: Literal["auto", "gloo", "nccl"]
     aggregation: Literal["sharded", "gather"]
     executor: Literal["auto", "sequential"]
-    threads_per_rank: Count
+    threads_per_rank: Annotated[int, Field(ge=1, le=4096)]
     deterministic: bool
     precision: Annotated[Literal["float32", "tf32"], LATER] = "float32"
     timeout_s: Annotated[float, Field(gt=0, le=30 * 24 * 3600)]
@@ -327,21 +328,24 @@ class Runtime(Section):
     interface: str | None  # of the network between hosts
 
 
+_MAX_MINUTES = 10 * 366 * 24 * 60
+
+
 def minutes(text: str) -> int:
     """A time as `90m`, `4h`, `1d12h` or `HH:MM:SS`, in whole minutes, rounded up.
 
     Raises:
         ValueError: anything else, or no time at all.
     """
-    if clock := re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", text):
+    if clock := re.fullmatch(r"(?:(\d{1,9})-)?(\d{1,9}):(\d\d):(\d\d)", text):
         days, hours, mins, seconds = (int(part or 0) for part in clock.groups())
-    elif units := re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?", text):
+    elif units := re.fullmatch(r"(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?", text):
         days, hours, mins, seconds = *(int(part or 0) for part in units.groups()), 0
     else:
         raise ValueError("must be a time such as 90m, 4h, 1d12h or 04:00:00")
     total = (days * 24 + hours) * 60 + mins + (seconds > 0)
-    if not total:
-        raise ValueError("must be a time of at least a minute")
+    if not 0 < total <= _MAX_MINUTES:
+        raise ValueError("must be a time of at least a minute, and at most ten years")
     return total
 
 
@@ -371,31 +375,37 @@ class Cluster(Section):
     signal_before_s: CountOrZero
 
 
-def _participation(value: float) -> float:
-    if value >= 1 and value != int(value):
-        raise ValueError("a count is a whole number; a fraction is below 1")
-    return value
+def _participation(value: Any) -> Any:
+    """A whole number is a count, any other number a share: 1 is one client, 1.0 all of them."""
+    if type(value) is int and 1 <= value <= methods.MAX_COUNT:
+        return value
+    if type(value) is float and 0 < value <= 1:
+        return value
+    raise ValueError(
+        "a count is a whole number from 1, such as 5; a share of all clients is above 0 and at most 1, such as 0.1, or "
+        "1.0 for all"
+    )
 
 
 class Config(Section):
     """A checked config. `schedule` gives its phases, one when `phases` is empty."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
-    seed: CountOrZero
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
     output: str
-    plugins: list[str]
+    plugins: Annotated[list[str], Field(max_length=100)]
     data: Data
     model: Annotated[Any, _choice("model")]
     trainable: Patterns
     rounds: Count
-    clients_per_round: Annotated[float, Field(gt=0), AfterValidator(_participation)]
+    clients_per_round: Annotated[Any, BeforeValidator(_participation)]
     sampling: Literal["fixed", "bernoulli"]
     dropout: Fraction
     local: Local
     filter: Annotated[Any, _choice("filter")]
     server: Server
     clients: Clients
-    phases: list[Phase]
+    phases: Annotated[list[Phase], Field(max_length=200)]
     eval: Eval
     checkpoint: Checkpoint
     tracking: Tracking
@@ -408,16 +418,19 @@ class Config(Section):
         sections = {key: getattr(self, key) for key in PHASE_SECTIONS}
         return [Phase.model_construct(rounds=self.rounds, **sections)]
 
-    def cohort_size(self) -> int:
-        """Clients per round as a count; a fraction is of all clients, rounded down, at least one."""
-        if self.clients_per_round >= 1:
-            return int(self.clients_per_round)
-        return max(1, int(self.clients_per_round * self.data.partition.clients + 1e-9))
+    def cohort_size(self, num_clients: int | None = None) -> int:
+        """Clients per round as a count; a share is of all clients, rounded down, at least one.
 
-    def mean_cohort(self) -> float:
+        How many clients there are, only the data may say (`data.partition.clients: null`).
+        """
+        if isinstance(self.clients_per_round, int):
+            return self.clients_per_round
+        return max(1, int(self.clients_per_round * (self.data.partition.clients or num_clients or 0) + 1e-9))
+
+    def mean_cohort(self, num_clients: int | None = None) -> float:
         """Clients per round on average, for sampling that leaves their number to chance."""
         share = self.clients_per_round
-        return share if share >= 1 else share * float(self.data.partition.clients)
+        return float(share if isinstance(share, int) else share * (self.data.partition.clients or num_clients or 0))
 
     def to_dict(self) -> dict[str, Any]:
         """The resolved config in the form in which a file states it."""
@@ -427,8 +440,6 @@ class Config(Section):
         resolved = self.model_dump(context=context)
         dataset = resolved["data"].pop("dataset")
         resolved["data"] = {"dataset": dataset.pop("type"), **dataset, **resolved["data"]}
-        if resolved["clients_per_round"] >= 1:
-            resolved["clients_per_round"] = int(resolved["clients_per_round"])
         # As differences: a whole phase would leave nothing for an override of `local` and the like to change.
         resolved["phases"] = [difference(resolved, phase) | {"rounds": phase["rounds"]} for phase in resolved["phases"]]
         return resolved
@@ -436,12 +447,25 @@ class Config(Section):
     def to_yaml(self) -> str:
         return dump(self.to_dict())
 
+    def value(self, dotted: str) -> Any:
+        """What the run has at a key, with the methods' defaults and in complete phases; None where there is no such."""
+        tree: Any = self.model_dump()
+        data = tree["data"]
+        tree["data"] = {**data["dataset"], **data, "dataset": data["dataset"]["type"]}
+        for part in dotted.split("."):
+            if isinstance(tree, list):
+                tree = tree[int(part)] if part.isdecimal() and int(part) < len(tree) else None
+            else:
+                tree = find(tree, [part])
+        return tree
+
     def fingerprint(self) -> str:
         """Eight hex digits of all that decides the result.
 
         Where files lie, what is reported, and how the work is spread do not: a run may go on elsewhere, with
         another time limit, at another number of ranks. Nor does `on_nonfinite`: it decides whether a run goes on,
-        and one that ended at a bad client may go on without it.
+        and one that ended at a bad client may go on without it. Nor do the names of plugins: what they add is named
+        where it is used.
         """
         deciding = self._stated(_DECIDING)
         if self.phases:  # whole ones, and nothing that none of them uses
@@ -460,8 +484,17 @@ class Config(Section):
             del deciding["data"][key]
         for key in ("device", "backend", "aggregation", "timeout_s", "on_nonfinite", "interface"):
             del deciding["runtime"][key]
+        # These have no part either, but once had one. At their defaults, as in the runs of that time, those are found.
+        deciding |= {key: DEFAULTS[key] for key in ("eval", "plugins")}
+        for key in ("executor", *([] if self._may_sketch() else ["sketch_memory_mb"])):
+            deciding["runtime"][key] = DEFAULTS["runtime"][key]
         text = json.dumps(deciding, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+    def _may_sketch(self) -> bool:
+        """Whether an aggregator uses sketches; of one that a plugin adds this is not known."""
+        names = {phase.server.aggregator.type for phase in self.schedule()}
+        return any(name in methods.SKETCHING or not methods.AGGREGATORS[name].is_ours for name in names)
 
     def run_folder(self) -> Path:
         return expand_home("output", self.output) / f"{self.name}-{self.fingerprint()}"
@@ -477,7 +510,7 @@ def expand_home(key: str, path: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         raise ConfigError(
-            f"{key}: got {path!r}, but no such home directory is known; give a whole path, or set HOME"
+            f"{key}: got {shown(path)}, but no such home directory is known; give a whole path, or set HOME"
         ) from None
 
 
@@ -488,50 +521,68 @@ def load(path: str | Path | None = None, overrides: Sequence[str] = ()) -> Confi
     """The config of a file (the embedded default without one) with `key=value` overrides; imports its plugins.
 
     Raises:
-        ConfigError: a file that cannot be read, an unknown key, a wrong value, an impossible combination.
+        ConfigError: a file that cannot be read, an unknown key, a wrong value, an impossible combination, an override
+            that nothing of the run would heed.
     """
+    given = uniform(read(Path(path))) if path is not None else {}
+    pairs = [split(override) for override in overrides]
+    # First of all: which parameters a method has decides below what becomes of them.
+    _import_plugins(_laid({"plugins": given.get("plugins", [])}, Typed([p for p in pairs if _top(p) == "plugins"])))
+    typed = Typed(pairs)
+    raw = _laid(given, typed)
+    expand_phases(raw, rounds_given="rounds" in given or "rounds" in typed.tree)
+    refuse_overruled(raw, typed)
+    config = validate(raw)
+    refuse_unused(config, typed.keys())
+    return config
+
+
+def _top(pair: tuple[str, Any]) -> str:
+    return pair[0].split(".")[0]
+
+
+def _laid(given: dict[str, Any], typed: Typed) -> dict[str, Any]:
     raw = deepcopy(DEFAULTS)
-    given: dict[str, Any] = {}
-    if path is not None:
-        given = read(Path(path))
-        merge(raw, given)
-    for override in overrides:
-        key, value = split(override)
-        apply(raw, key, value)
-        given[key.split(".")[0]] = value
-    expand_phases(raw, rounds_given="rounds" in given)
-    return validate(raw)
+    merge(raw, given)
+    typed.lay_over(raw)
+    return raw
 
 
 def validate(raw: dict[str, Any]) -> Config:
     """Check a complete mapping (defaults merged in).
 
     Raises:
-        ConfigError: naming every key that is wrong.
+        ConfigError: naming the keys that are wrong, ten of them at most.
     """
-    _import_plugins(raw.get("plugins"))
     try:
         config = Config.model_validate(raw)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(item, raw) for item in error.errors())) from None
+        lines = [_explain(item, raw) for item in error.errors(include_url=False)[:_MAX_PROBLEMS]]
+        if more := error.error_count() - len(lines):
+            lines.append(f"and {more} more")
+        raise ConfigError("\n".join(lines)) from None
     check_combinations(config)
     return config
 
 
-def _import_plugins(names: Any) -> None:
+def _import_plugins(raw: dict[str, Any]) -> None:
     """A module adds its own methods to the tables of `fedspec_dist.methods` when it is imported."""
+    names = raw["plugins"]
     for name in names if isinstance(names, list) else []:
         try:
             import_module(str(name))
         except (Exception, SystemExit) as error:
+            reason = f"{type(error).__name__}: {shortened(str(error))}"
             raise ConfigError(
-                f"plugins: {name!r} could not be imported ({type(error).__name__}: {error}); allowed: modules that "
-                "python finds, in the folder from which the command is started or on PYTHONPATH",
+                f"plugins: {shown(name)} could not be imported ({reason}); allowed: modules that python finds, in "
+                "the folder from which the command is started or on PYTHONPATH",
                 everywhere=False,
             ) from error
 
 
 # ------------------------------------------------------------------------------------------ messages
+
+_MAX_PROBLEMS = 10
 
 
 def _explain(item: Any, raw: dict[str, Any]) -> str:
@@ -539,19 +590,21 @@ def _explain(item: Any, raw: dict[str, Any]) -> str:
     key, kind, context = _dotted(item["loc"]), item["type"], item.get("ctx", {})
     if kind == "extra_forbidden":
         return f"{key}: unknown key{_suggest(key.split('.')[-1], _allowed(item['loc'], raw))}"
+    if kind == "model_type":
+        return f"{key}: got {shown(item['input'])}; must be a mapping of keys to values"
     if kind == "missing":
         return f"{key}: must be given"
     if kind == "choice_unknown":
         given = item["input"].get("type") if isinstance(item["input"], dict) else item["input"]
-        return f"{key}: got {given!r}; {item['msg']}"
+        return f"{key}: got {shown(given)}; {item['msg']}"
     if kind in ("union_tag_invalid", "literal_error"):
         allowed = context.get("expected_tags") or context.get("expected", "")
         given = item["input"].get("type") if isinstance(item["input"], dict) else item["input"]
-        return f"{key}: got {given!r}; allowed: {allowed.replace(' or ', ', ')}"
+        return f"{key}: got {shown(given)}; allowed: {allowed.replace(' or ', ', ')}"
     if kind == "union_tag_not_found":
-        return f"{key}: got {item['input']!r}; give a name, or a mapping with a type"
+        return f"{key}: got {shown(item['input'])}; give a name, or a mapping with a type"
     message = item["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    return f"{key}: got {item['input']!r}; {message}"
+    return f"{key}: got {shown(item['input'])}; {message}"
 
 
 def _dotted(location: Sequence[int | str]) -> str:
@@ -559,12 +612,12 @@ def _dotted(location: Sequence[int | str]) -> str:
     parts = [part for part in location if part not in ("flip", "crop")]
     if parts[:2] == ["data", "dataset"] and len(parts) > 2:
         del parts[1]
-    return ".".join(map(str, parts))
+    return shown_word(".".join(map(str, parts)))
 
 
 _SECTIONS: dict[tuple[str, ...], type[Section]] = {
     (): Config,
-    ("data",): DataFields,
+    ("data",): Data,
     ("local",): Local,
     ("server",): Server,
     ("clients",): Clients,
@@ -592,6 +645,6 @@ def _allowed(location: Sequence[int | str], raw: Any) -> list[str]:
 
 
 def _suggest(key: str, allowed: list[str]) -> str:
-    close = difflib.get_close_matches(key, allowed, n=1)
+    close = difflib.get_close_matches(key[:50], allowed, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     return f"{hint or ';'} allowed: {', '.join(allowed)}" if allowed else hint

@@ -19,17 +19,21 @@ import logging
 from collections.abc import Sequence
 from typing import IO, cast
 
-from fedspec_dist.config import Config, ConfigError, load
+from fedspec_dist.config import Config, ConfigError, load, split_arguments
 from fedspec_dist.distributed.environment import LaunchError, is_first, read_environment
+from fedspec_dist.tracking.streams import Output, open_standard_streams
 
 EXIT_USAGE = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_intermixed_args(arguments)
+    open_standard_streams()
+    parser = _parser()
+    options = parser.parse_intermixed_args(arguments)
+    if problem := _idle_option(options):
+        parser.error(problem)
     try:
-        path, overrides = _split(options.config)
-        config = load(path, overrides)
+        config = load(*split_arguments(options.config))
         if options.print_config:
             if is_first():
                 print(config.to_yaml(), end="")
@@ -48,7 +52,6 @@ def _run(config: Config, options: argparse.Namespace) -> int:
     from fedspec_dist.distributed import runtime
     from fedspec_dist.rounds.plan import print_plan
     from fedspec_dist.rounds.run import execute
-    from fedspec_dist.tracking.console import Output
     from fedspec_dist.tracking.run_folder import log_to_console
 
     log_to_console(rank=0, num_ranks=1)
@@ -63,7 +66,7 @@ def _run(config: Config, options: argparse.Namespace) -> int:
         return runtime.run(
             config.runtime,
             environment,
-            lambda job: execute(config, job, options.fresh, console),
+            lambda job: execute(config, job, options.fresh, console, options.accept_changes),
             options.debug,
             config.run_folder(),
         )
@@ -90,20 +93,33 @@ def _parser() -> argparse.ArgumentParser:
         help="one process: breakpoints work; autograd's anomaly checks, full log and tracebacks",
     )
     parser.add_argument("--fresh", action="store_true", help="start over instead of resuming")
+    parser.add_argument(
+        "--accept-changes",
+        action="store_true",
+        help="go on although the data, a plugin or this package changed since; environment.json says so",
+    )
     return parser
+
+
+def _idle_option(options: argparse.Namespace) -> str | None:
+    """What was asked for and would not be heeded."""
+    if options.ranks is not None and not options.plan:
+        return "--ranks: is for --plan alone; a run has the ranks that its launcher starts: torchrun --nproc_per_node N"
+    if options.plan and options.print_config:
+        return "--print-config, --plan: give one of them"
+    if (options.fresh or options.accept_changes) and (options.plan or options.print_config):
+        return "--fresh, --accept-changes: with --plan and --print-config nothing runs; leave them out"
+    if options.fresh and options.accept_changes:
+        return "--accept-changes: is for results that are kept, and --fresh starts over; give one of them"
+    if options.debug and options.print_config:
+        return "--debug: with --print-config nothing runs; leave it out"
+    return None
 
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"got {text!r}; allowed: a number from 1")
     return int(text)
-
-
-def _split(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    files = [argument for argument in arguments if "=" not in argument]
-    if len(files) > 1:
-        raise ConfigError(f"one config file, got {', '.join(files)}; an override is key=value")
-    return (files[0] if files else None), [argument for argument in arguments if "=" in argument]
 
 
 if __name__ == "__main__":

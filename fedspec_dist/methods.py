@@ -14,12 +14,35 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-Count = Annotated[int, Field(ge=1)]
-CountOrZero = Annotated[int, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
-Patterns = Annotated[list[str], Field(min_length=1)]
+from fedspec_dist import own_methods
+
+# Bounds that every machine's are below, so that a slip of the keyboard is told before memory is asked for.
+MAX_COUNT = 2**31 - 1
+MAX_AMOUNT = 10**5  # of a client's epochs or steps in a round, whose batches are drawn together
+_MAX_CLIENTS = 10**7
+_MAX_SAMPLES = 10**8
+_MAX_WIDTH = 10**6
+MAX_PARAMETERS = 10**9  # 4 GB a vector, of which every rank has several
+_FLOAT32 = (1.1754944e-38, 3.4028235e38)  # the smallest normal number and the largest
+
+
+def _in_float32(value: float) -> float:
+    """What tensors of float32 would take for 0 or for infinity is not what was typed."""
+    if value and not _FLOAT32[0] <= abs(value) <= _FLOAT32[1]:
+        raise ValueError(f"must be 0 or a number that float32 has, from {_FLOAT32[0]:.2g} to {_FLOAT32[1]:.2g}")
+    return value
+
+
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+CountOrZero = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Width = Annotated[int, Field(ge=1, le=_MAX_WIDTH)]
+Classes = Annotated[int, Field(ge=2, le=_MAX_WIDTH)]
+Number = Annotated[float, AfterValidator(_in_float32)]
+Positive = Annotated[float, Field(gt=0), AfterValidator(_in_float32)]
+NotNegative = Annotated[float, Field(ge=0), AfterValidator(_in_float32)]
+Share = Annotated[float, Field(gt=0, le=1), AfterValidator(_in_float32)]
+Fraction = Annotated[float, Field(ge=0, lt=1), AfterValidator(_in_float32)]
+Patterns = Annotated[list[str], Field(min_length=1, max_length=1000)]
 
 # Marks the type of an option that came after runs had been made. At its default, which is what those runs did, it has
 # no part in the hash that names a run's folder, so that they are found again.
@@ -33,14 +56,29 @@ class Method:
 
     target: str
     parameters: dict[str, tuple[Any, Any]]
+    key: str = ""  # of the family, for a method of a user's own
+
+    @property
+    def is_ours(self) -> bool:
+        return self.target.startswith(".")
 
     def load(self) -> Any:
+        """The class (or, for partitions and models, the function) that the line names."""
+        if self.key:
+            return own_methods.load(self.key, self.target)
         module, _, name = self.target.partition(":")
         return getattr(import_module(module, "fedspec_dist"), name)
 
     def build(self, *arguments: Any, **parameters: Any) -> Any:
-        """Call the class (or, for partitions and weights, the function) that the line names."""
-        return self.load()(*arguments, **parameters)
+        """Call it.
+
+        Raises:
+            ValueError: a user's own is not there, or not as its family's are.
+        """
+        made = self.load()
+        if self.key:
+            own_methods.check_call(self.key, self.target, made, arguments, parameters, self.parameters)
+        return made(*arguments, **parameters)
 
 
 def method(target: str, /, **parameters: tuple[Any, Any]) -> Method:
@@ -52,13 +90,18 @@ DATASETS = {
     "fashion_mnist": method(".data.fashion_mnist:FashionMnist"),
     "cifar10": method(".data.cifar:Cifar10"),
     "cifar100": method(".data.cifar:Cifar100"),
-    "npz": method(".data.npz:Npz", path=(str, ...), num_classes=(Annotated[int, Field(ge=2)] | None, None)),
+    "npz": method(
+        ".data.npz:Npz",
+        path=(str, ...),
+        num_classes=(Classes | None, None),
+        renumber=(Annotated[bool, LATER], False),
+    ),
     "synthetic": method(
         ".data.synthetic:Synthetic",
-        shape=(Annotated[list[Count], Field(min_length=3, max_length=3)], [3, 32, 32]),
-        num_classes=(Annotated[int, Field(ge=2)], 10),
-        num_train=(Count, 5000),
-        num_test=(Count, 1000),
+        shape=(Annotated[list[Width], Field(min_length=3, max_length=3)], [3, 32, 32]),
+        num_classes=(Classes, 10),
+        num_train=(Annotated[int, Field(ge=1, le=_MAX_SAMPLES)], 5000),
+        num_test=(Annotated[int, Field(ge=1, le=_MAX_SAMPLES)], 1000),
     ),
 }
 
@@ -77,13 +120,26 @@ PARTITIONS = {
         max_tries=(Count, 1000),
     ),
     "dirichlet_balanced": method(".data.partitions:dirichlet_balanced", alpha=(Positive, 0.1)),
-    "natural": method(".data.partitions:natural"),
+    "natural": method(".data.partitions:natural", clients=(Count | None, None)),  # all that the data set has
 }
+
+
+def _moderate(widths: list[int]) -> list[int]:
+    num_weights = sum(a * b for a, b in pairwise(widths))
+    if num_weights > MAX_PARAMETERS:
+        raise ValueError(f"makes {num_weights} weights between its layers; allowed: at most {MAX_PARAMETERS}")
+    return widths
+
 
 _Norm = Literal["group", "none"]
 MODELS = {
-    "mlp": method(".models.mlp:Mlp", hidden=(list[Count], [200, 200])),
-    "cnn": method(".models.cnn:Cnn", norm=(_Norm, "group"), width=(Annotated[int, Field(ge=2, multiple_of=2)], 16)),
+    "mlp": method(
+        ".models.mlp:Mlp",
+        hidden=(Annotated[list[Width], Field(max_length=1000), AfterValidator(_moderate)], [200, 200]),
+    ),
+    "cnn": method(
+        ".models.cnn:Cnn", norm=(_Norm, "group"), width=(Annotated[int, Field(ge=2, multiple_of=2, le=2048)], 16)
+    ),
     "cnn8k": method(".models.fipa_cnn:cnn8k"),
     "cnn23k": method(".models.fipa_cnn:cnn23k"),
     "cnn207k": method(".models.fipa_cnn:cnn207k"),
@@ -98,7 +154,7 @@ LOCAL_ALGORITHMS = {
     "scaffold": method(".clients.algorithms.scaffold:Scaffold", option=(Literal[1, 2], 2)),
     "feddyn": method(".clients.algorithms.feddyn:FedDyn", alpha=(NotNegative, 0.1)),
     "feddc": method(".clients.algorithms.feddc:FedDC", alpha=(NotNegative, 0.01)),
-    "fedcm": method(".clients.algorithms.fedcm:FedCM", alpha=(Annotated[float, Field(gt=0, le=1)], 0.1)),
+    "fedcm": method(".clients.algorithms.fedcm:FedCM", alpha=(Share, 0.1)),
     "fedsam": method(
         ".clients.algorithms.fedsam:FedSAM",
         rho=(NotNegative, 0.1),
@@ -108,7 +164,7 @@ LOCAL_ALGORITHMS = {
     ),
     "mofedsam": method(
         ".clients.algorithms.mofedsam:MoFedSAM",
-        alpha=(Annotated[float, Field(gt=0, le=1)], 0.1),
+        alpha=(Share, 0.1),
         rho=(NotNegative, 0.1),
         filter_ascent=(Annotated[bool, LATER], False),
     ),
@@ -128,10 +184,8 @@ LOCAL_ALGORITHMS = {
 
 
 def _digits(order: Any) -> Any:
-    # YAML reads 3120 as a number, and 0123 as one in octal.
-    if isinstance(order, int) and not isinstance(order, bool):
-        return f"{order:04d}" if order >= 1000 else f"{order:04o}"
-    return order
+    # YAML reads 3120 as a number; 0123 is a word to the config's reader.
+    return str(order) if type(order) is int and order >= 1000 else order
 
 
 def _axis_order(order: str) -> str:
@@ -158,7 +212,7 @@ def _increasing(schedule: list[Any]) -> list[Any]:
 _SIGNAL: dict[str, tuple[Any, Any]] = {
     "ratio": (Fraction, 0.05),
     "order": (Annotated[str, BeforeValidator(_digits), AfterValidator(_axis_order)], "0123"),
-    "schedule": (Annotated[list[Any], AfterValidator(_increasing)] | None, None),
+    "schedule": (Annotated[list[Any], Field(max_length=1000), AfterValidator(_increasing)] | None, None),
 }
 FILTERS = {
     "none": method(".filters.identity:Identity"),
@@ -171,6 +225,8 @@ FILTERS = {
     "gradient_centralization": method(".filters.centralization:GradientCentralization"),
 }
 
+# Aggregators of this package that use sketches of the clients' Fisher matrices.
+SKETCHING = {"fipa"}
 AGGREGATORS = {
     "fedavg": method(".server.aggregators.fedavg:FedAvg"),
     "fedgh": method(".server.aggregators.fedgh:FedGH", mode=(Literal["pairwise", "snapshot"], "pairwise")),
@@ -230,7 +286,7 @@ WEIGHTS = {
     "feddisco": method(
         ".server.weights.feddisco:FedDisco",
         a=(NotNegative, 0.5),
-        b=(float, 0.1),
+        b=(Number, 0.1),
         metric=(Literal["kl", "l2", "l1", "cosine", "only_iid"], "kl"),
         target=(Annotated[Literal["uniform", "test"], LATER], "uniform"),
     ),
@@ -281,8 +337,8 @@ ATTACKS = {
 }
 
 # Parameters that every method of a family has; they outlive a change of `type` in an override.
-PARTITION_COMMON: dict[str, tuple[Any, Any]] = {"clients": (Count, 20)}
-MODEL_COMMON: dict[str, tuple[Any, Any]] = {"projection": (Count | None, None)}
+PARTITION_COMMON: dict[str, tuple[Any, Any]] = {"clients": (Annotated[int, Field(ge=1, le=_MAX_CLIENTS)], 20)}
+MODEL_COMMON: dict[str, tuple[Any, Any]] = {"projection": (Width | None, None)}
 FILTER_COMMON: dict[str, tuple[Any, Any]] = {
     "layers": (Patterns, ["*"]),
     "min_size": (CountOrZero, 0),
@@ -328,6 +384,6 @@ def register(key: str, name: str, target: str, /, **parameters: tuple[Any, Any])
     """
     if key not in FAMILIES:
         raise ValueError(f"register: no family {key!r}; there are: {', '.join(FAMILIES)}")
-    table, added = FAMILIES[key].table, Method(target, parameters)
+    table, added = FAMILIES[key].table, Method(target, parameters, key)
     if table.setdefault(name, added).target != target:
         raise ValueError(f"register: {key} {name!r} is taken by {table[name].target}; choose another name")

@@ -28,22 +28,16 @@ class ParameterLayout:
     """Names, shapes and offsets of the parameters that train, in the order of `module.named_parameters()`.
 
     The flat vector `theta [P]` holds exactly these, without padding; parameters that no pattern of `trainable`
-    matches are frozen and stay in the module. `key` names the setting in the error.
+    matches are frozen and stay in the module. One that has several names (tied weights) is there once, under the first
+    of them. Buffers are constants. `key` names the setting in the error.
 
     Raises:
-        ValueError: a pattern matches nothing, or the module has floating-point buffers (BatchNorm's running
-            statistics): they change during local training, are not parameters, and would silently be lost.
+        ValueError: a pattern matches nothing.
     """
 
     def __init__(self, module: nn.Module, trainable: Sequence[str] = ("*",), key: str = "trainable") -> None:
         named = list(module.named_parameters())
         _require_matches(key, trainable, [name for name, _ in named])
-        moving = [name for name, buffer in module.named_buffers() if buffer.is_floating_point()]
-        if moving:
-            raise ValueError(
-                f"model: has floating-point buffers ({', '.join(moving[:3])}{', ...' if len(moving) > 3 else ''}); "
-                "their values are not part of the aggregated vector. Use a model with norm: group"
-            )
         segments, start = [], 0
         for name, parameter in named:
             if matches(name, trainable):

@@ -22,6 +22,8 @@ import difflib
 import functools
 import itertools
 import json
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +32,13 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from fedspec_dist.config import Config, ConfigError, load
+from fedspec_dist.config_text import read, shown, split
 from fedspec_dist.methods import Count, CountOrZero, NotNegative
-from fedspec_dist.overrides import read, split
 
 Keyed = dict[str, Any]  # dotted key of the config -> value
+
+_MAX_PROBLEMS = 10
+_MAX_RUNS = 20_000
 
 
 class Part(BaseModel):
@@ -46,8 +51,8 @@ def _override(text: str) -> str:
 
 
 def _each_once(values: list[Any]) -> list[Any]:
-    shown = [json.dumps(value, sort_keys=True) for value in values]
-    if twice := [text for text in shown if shown.count(text) > 1]:
+    counts = Counter(json.dumps(value, sort_keys=True) for value in values)
+    if twice := [text for text, count in counts.items() if count > 1]:
         raise ValueError(f"{twice[0]} is given twice")
     return values
 
@@ -79,6 +84,10 @@ class Axes(Part):
 
     def keys(self) -> list[str]:
         return [*self.grid, *self.zipped, *dict.fromkeys(key for point in self.explicit for key in point)]
+
+    def num_points(self) -> int:
+        lengths = [*map(len, self.grid.values()), *[len(values) for values in self.zipped.values()][:1]]
+        return math.prod(lengths) * max(1, len(self.explicit))
 
     def points(self) -> list[Keyed]:
         grid = [dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())]
@@ -129,7 +138,7 @@ class SweepFile(Part):
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a sweep; `arguments` start it."""
+    """One run of a sweep; `arguments` start it. The values are those of its config, not what was typed for them."""
 
     method: str
     point: Keyed  # its place on the axes
@@ -171,10 +180,26 @@ class Case:
             config = _load(self.path, overrides)
         except ConfigError as error:
             raise ConfigError(f"{' '.join([self.method, *_texts(self.point), *_texts(tuned)])}: {error}") from None
-        return Run(self.method, self.point, tuned, config, [*([self.path] if self.path else []), *overrides])
+        arguments = [*([self.path] if self.path else []), *overrides]
+        return Run(self.method, _resolved(config, self.point), _resolved(config, tuned), config, arguments)
 
     def __str__(self) -> str:
         return " ".join([self.method, *_texts(self.point)])
+
+
+def _resolved(config: Config, keyed: Keyed) -> Keyed:
+    """What the config has at the keys, in the form in which they were typed."""
+    return {key: _in_form_of(value, config.value(key)) for key, value in keyed.items()}
+
+
+def _in_form_of(typed: Any, value: Any) -> Any:
+    if isinstance(value, dict) and isinstance(typed, str):  # a method by its name
+        return value.get("type")
+    if isinstance(value, dict) and isinstance(typed, dict):
+        return {key: _in_form_of(typed[key], value.get(key)) for key in typed}
+    if isinstance(value, list) and isinstance(typed, list) and len(value) == len(typed):
+        return [_in_form_of(*pair) for pair in zip(typed, value, strict=True)]
+    return typed if typed == value else value
 
 
 @dataclass(frozen=True)
@@ -207,9 +232,9 @@ def load_sweep(path: Path, more: Sequence[str] = ()) -> Sweep:
     try:
         file = SweepFile.model_validate(raw)
     except ValidationError as error:
-        lines = [f"{path}: {_explain(item)}" for item in error.errors()]
+        lines = [f"{path}: {_explain(item)}" for item in error.errors(include_url=False)[:_MAX_PROBLEMS]]
         raise ConfigError("\n".join(lines)) from None
-    problems = [f"{path}: {text}" for text in _contradictions(file, more)]
+    problems = [f"{path}: {text}" for text in itertools.islice(_contradictions(file, more), _MAX_PROBLEMS)]
     if problems:
         raise ConfigError("\n".join(problems))
     sweep = Sweep(
@@ -239,6 +264,11 @@ def _cases(file: SweepFile, path: str | None, more: Sequence[str]) -> list[Case]
 def _contradictions(file: SweepFile, more: Sequence[str]) -> Iterable[str]:
     """What no field can see by itself."""
     tune = file.tune
+    num_runs = file.axes.num_points() * sum(m.axes.num_points() for m in (file.methods or {"": Method()}).values())
+    num_runs *= len(file.seeds or [0])
+    if num_runs > _MAX_RUNS:
+        yield f"axes: stand for {num_runs} runs; allowed: at most {_MAX_RUNS}"
+        return
     if tune is not None and tune.expand and tune.budget is None:
         yield "tune.budget: must be given with expand: how many points a method may try at most"
     for name, method in (file.methods or {"": Method()}).items():
@@ -262,6 +292,9 @@ def _tuning_problems(tune: Tune, over: Mapping[str, list[Any]]) -> Iterable[str]
     size = 1
     for key, values in over.items():
         size *= len(values)
+        if size > _MAX_RUNS:
+            yield f"tune.over: the first grid has {size} points or more; allowed: at most {_MAX_RUNS}"
+            return
         if tune.expand and len(values) == 1 and type(values[0]) in (int, float):
             yield f"tune.over.{key}: got one value; give two or more, so that expand has a step, or use overrides"
         if tune.expand and len({type(value) in (int, float) for value in values}) > 1:
@@ -282,6 +315,8 @@ def _check_runs(sweep: Sweep) -> None:
             sweep.first_runs_of(case)
         except ConfigError as error:
             problems.append(str(error))
+        if len(problems) == _MAX_PROBLEMS:
+            break
     if problems:
         raise ConfigError("\n".join(dict.fromkeys(problems)))
     seen: dict[tuple[str, Path], Run] = {}
@@ -329,7 +364,7 @@ def _explain(item: Any) -> str:
         close = difflib.get_close_matches(str(item["loc"][-1]), allowed, n=1)
         return f"{key}: unknown key;{f' did you mean {close[0]}?' if close else ''} allowed: {', '.join(allowed)}"
     message = item["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    return f"{key}: got {item['input']!r}; {message}"
+    return f"{key}: got {shown(item['input'])}; {message}"
 
 
 def _fields(location: Sequence[int | str]) -> list[str]:

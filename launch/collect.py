@@ -6,6 +6,7 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -44,12 +45,19 @@ def rows(study: Study) -> list[dict[str, Any]]:
         {
             "method": run.method,
             "stage": stage,
-            **{key: (run.point | run.tuned).get(key) for key in keys},
+            **{key: _value(run, key) for key in keys},
             "seed": run.seed,
         }
         | _result(study, run)
         for stage, run in runs
     ]
+
+
+def _value(run: Run, key: str) -> Any:
+    """What the run has at a key of some run's axes; of another method's parameters, nothing."""
+    known = run.point | run.tuned
+    value = known[key] if key in known else run.config.value(key)
+    return value.get("type") if isinstance(value, dict) and key not in known else value
 
 
 def _result(study: Study, run: Run) -> dict[str, Any]:
@@ -98,7 +106,7 @@ def _summary_row(study: Study, progress: Progress) -> tuple[tuple[bool, float], 
     scores = [score for run in progress.final if (score := study.score(run)) is not None]
     diverged = sum(study.outcome(run).state == DIVERGED for run in progress.final)
     seeds = f"{len(scores)}/{len(study.sweep.seeds)}{f', {diverged} diverged' if diverged else ''}"
-    cells = [_cell(str(progress.case))]
+    cells = [_cell(_label(progress))]
     if study.sweep.tune is not None:
         cells.append(_code(progress.tuned))
     cells += [
@@ -110,6 +118,12 @@ def _summary_row(study: Study, progress: Progress) -> tuple[tuple[bool, float], 
     if study.sweep.tune is not None:
         cells += _verdict_cells(progress, sign)
     return (len(scores) < len(study.sweep.seeds), -sign * mean(scores) if scores else 0.0), cells
+
+
+def _label(progress: Progress) -> str:
+    """The case by the values that its runs have."""
+    runs = [*progress.final, *progress.tuning]
+    return str(replace(progress.case, point=runs[0].point)) if runs else str(progress.case)
 
 
 def _verdict_cells(progress: Progress, sign: int) -> list[str]:

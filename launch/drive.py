@@ -51,14 +51,15 @@ def queue_states(runs: Iterable[Run]) -> dict[Path, str]:
 # ------------------------------------------------------------------------------------------ here
 
 
-def run_here(study: Study, ranks: int, max_ranks: int | None) -> int:
+def run_here(study: Study, ranks: int, max_ranks: int | None, accept_changes: bool = False) -> int:
     """All runs, so many ranks at once; the exit code."""
     gpus = pool.visible_gpus(os.environ)
     limit = max_ranks or len(gpus) or _num_cpus()
     if ranks > limit:
         raise ConfigError(f"--ranks: got {ranks}, more than the {limit} at once; give --max-ranks {ranks} to allow it")
     with stop_signals() as stopped:
-        failed = _drive(study, pool.Pool(limit, ranks, gpus), stopped)
+        options = ["--accept-changes"] if accept_changes else []
+        failed = _drive(study, pool.Pool(limit, ranks, gpus, options), stopped)
         if stopped():
             print("stopped; the same command goes on", file=sys.stderr)
             return EXIT_STOPPED
@@ -88,8 +89,10 @@ def _drive(study: Study, working: pool.Pool, stopped: Callable[[], int]) -> int:
     try:
         while (waiting or working.working) and not stopped():
             while waiting and working.has_room():
-                tried.add(waiting[0].folder)
-                working.start(waiting.pop(0))
+                run = waiting.pop(0)
+                tried.add(run.folder)
+                study.start_over(run)
+                working.start(run)
             for run, code in working.ended():
                 ended += 1
                 failed += _report(study, run, code)
@@ -169,6 +172,8 @@ def run_on_slurm(study: Study, wait: bool, submit: Callable[..., list[Submission
             queued = queue_states(study.waiting())
             runs = [run for run in study.waiting() if run.folder not in tried and run.folder not in queued]
             if runs:
+                for run in runs:
+                    study.start_over(run)
                 submissions = submit([(run.config, run.arguments) for run in runs], name=study.sweep.name)
                 tried |= {run.folder for run in runs}
                 first = submissions[0]

@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -82,7 +81,7 @@ class Job(Checkpointable):
         overdue = Overdue(_last_stop, lambda name: self._when_overdue(account, name, requeue), self._patience)
         if task.global_rank == 0 and self.where != "debug":
             overdue.start()
-        code, stopped_by, early = _run(_program("main"), with_plain_path(self.arguments))
+        code, stopped_by, early = _run(_program("main"), self.arguments)
         if overdue.stop():
             sys.exit(0)  # the scheduler is ending the job
         if task.global_rank:
@@ -134,7 +133,7 @@ class Job(Checkpointable):
         return patience(signal_name, self.rules.signal_before_s)
 
     def _examine(self, account: _Account, rank: int) -> int:
-        healthy = _program("doctor")(with_plain_path(self.arguments)) == 0
+        healthy = _program("doctor")(self.arguments) == 0
         if rank == 0 and healthy:
             account.end(attempts.FINISHED, "")
         elif rank == 0:
@@ -241,13 +240,3 @@ def clean_environment(variables: Any, where: str) -> None:
         stale |= {name for name in variables if name.startswith("SLURM_") and name != "SLURM_CONF"}
     for name in stale & set(variables):
         del variables[name]
-
-
-def with_plain_path(arguments: Sequence[str]) -> list[str]:
-    """The arguments of main, the config file copied to this host when its path could be taken for an override."""
-    first, *rest = arguments
-    if "=" not in first:
-        return [first, *rest]
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml", delete=False, encoding="utf-8") as file:
-        file.write(Path(first).read_text(encoding="utf-8"))
-    return [file.name, *rest]

@@ -20,6 +20,7 @@ CONSOLE = Path("log", "console.log")
 
 # Of the log files: `2026-01-31 12:00:00,123 LEVEL module: text`, the text going on over lines of another form.
 _RECORD = re.compile(r"^(?P<time>\d{4}-\d\d-\d\d [\d:,]{12}) (?P<level>[A-Z]+) (?P<module>[\w.]+): (?P<text>.*)")
+_HOLDER_BYTES = 1000  # more than any line of a lock
 _START = re.compile(r"rank \d+ of \d+ on ")
 _NONFINITE = re.compile(r"non-finite|not finite|NaN or infinite")
 # In what a run says that `runtime.on_nonfinite=skip` takes past its bad client.
@@ -60,12 +61,31 @@ class Outcome:
 
 
 class Outcomes:
-    """Outcomes of runs; those that are complete are read once."""
+    """Outcomes of runs; those that are complete are read once. With `fresh`, runs begin with `start_over`."""
 
-    def __init__(self) -> None:
+    def __init__(self, fresh: bool = False) -> None:
         self._complete: dict[Path, Outcome] = {}
+        self._fresh = fresh
+        self._begun: set[Path] = set()
+
+    def start_over(self, run: Run) -> None:
+        """Empty the folder of a run before its first start, if that is wanted.
+
+        Raises:
+            ValueError: another process is at work in it, or it cannot be written.
+        """
+        from fedspec_dist.tracking.run_folder import RunFolder
+
+        if self._fresh and run.folder not in self._begun:
+            if run.folder.exists():
+                folder = RunFolder(run.folder)
+                folder.open(fresh=True)
+                folder.close()
+            self._begun.add(run.folder)
 
     def __call__(self, run: Run) -> Outcome:
+        if self._fresh and run.folder not in self._begun:
+            return Outcome(PENDING)
         if run.folder not in self._complete:
             outcome = read_outcome(run.folder, skips=run.config.runtime.on_nonfinite == "skip")
             if not outcome.complete:
@@ -123,8 +143,11 @@ def _records(path: Path) -> list[tuple[str, str, str]]:
 
 def _in_use(lock: Path) -> bool:
     """Whether a process of this host holds the lock of a run; without taking it, which would be in its way."""
+    from fedspec_dist.tracking.safe_files import open_regular
+
     try:
-        inode, holder = lock.stat().st_ino, lock.read_text(encoding="utf-8").strip()
+        with open_regular(lock) as file:
+            inode, holder = os.fstat(file.fileno()).st_ino, file.read(_HOLDER_BYTES).decode("utf-8", "replace").strip()
         held = Path("/proc/locks").read_text(encoding="ascii").splitlines()
     except OSError:
         return False

@@ -80,10 +80,11 @@ class _Process:
 class Pool:
     """Runs at work. Each is the leader of a process group of its own, and is told to stop when this process dies."""
 
-    def __init__(self, max_ranks: int, ranks: int, gpus: Sequence[str] = ()) -> None:
+    def __init__(self, max_ranks: int, ranks: int, gpus: Sequence[str] = (), options: Sequence[str] = ()) -> None:
         self.slots = max_ranks // ranks  # runs at once
         self._ranks = ranks
         self._gpus = list(gpus)
+        self._options = options  # of each run's command
         self._working: list[_Process] = []
 
     @property
@@ -103,7 +104,7 @@ class Pool:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as console:
             handle = subprocess.Popen(
-                command(run, self._ranks),
+                [*command(run, self._ranks), *self._options],
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=subprocess.STDOUT,

@@ -12,11 +12,14 @@ jobs/            submitit's files and the logs, one folder a submission, since j
 from __future__ import annotations
 
 import json
+import os
 import time
 import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from fedspec_dist.tracking.safe_files import create, temporary_name
 
 
 @dataclass(frozen=True)
@@ -96,9 +99,14 @@ def read_json(path: Path) -> dict[str, Any]:
 def write(path: Path, text: str) -> None:
     """A whole file, renamed into place."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    temporary = temporary_name(path)
+    try:
+        with os.fdopen(create(temporary), "w", encoding="utf-8") as file:
+            file.write(text)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 # Beside submitit's files: which run each place of the job array is. The batch script knows its folder only.

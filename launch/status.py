@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedspec_dist.config_text import read
+from fedspec_dist.tracking.streams import open_standard_streams
 from launch import attempts, queue
 from launch.follow import outcome
 from launch.logs import last_error, tail
@@ -123,8 +124,8 @@ def _last_metrics(path: Path) -> dict[str, Any]:
 def _rounds(files: SubmissionFolder) -> int:
     for path in (files.run_folder / "config.yaml", files.config):
         try:
-            return int(yaml.safe_load(path.read_text(encoding="utf-8"))["rounds"])
-        except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+            return int(read(path)["rounds"])
+        except (ValueError, KeyError, TypeError):
             continue
     return 0
 
@@ -171,6 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def console() -> Console:
     """As wide as the terminal; where the output goes elsewhere, wide enough for a run to have one line."""
+    open_standard_streams()
     wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     return Console(width=_FILE_WIDTH if wide else None)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedspec_dist.config import ConfigError
 from launch.axes import Case, Run, Sweep
-from launch.outcomes import Outcome
+from launch.changes import Changes
+from launch.outcomes import Outcomes
+from launch.start import SubmitError
 from launch.tune import Point, Search, Verdict, step
 
 
@@ -32,16 +34,32 @@ class Progress:
 class Study:
     """A sweep with its results; everything is asked anew, so it is right after any interruption."""
 
-    def __init__(self, sweep: Sweep, outcome: Callable[[Run], Outcome]) -> None:
+    def __init__(self, sweep: Sweep, outcome: Outcomes, changes: Changes | None = None) -> None:
         self.sweep = sweep
         self.outcome = outcome
+        self._start_over = outcome.start_over
+        self._changes = changes  # to be looked for before a run is taken for done, or resumed
+
+    def start_over(self, run: Run) -> None:
+        """Before a run is started: with `--fresh`, what its folder has of earlier ones goes.
+
+        Raises:
+            SubmitError: another process is at work in it, or it cannot be written.
+        """
+        try:
+            self._start_over(run)
+        except ValueError as error:
+            raise SubmitError(str(error)) from error
 
     def progress(self) -> list[Progress]:
         return [self._progress(case) for case in self.sweep.cases]
 
     def waiting(self) -> list[Run]:
         """Runs that can be run now and have no result."""
-        return [run for run in self.known() if not self.outcome(run).complete]
+        known = self.known()
+        if self._changes is not None:
+            self._changes.check(run.config for run in known)
+        return [run for run in known if not self.outcome(run).complete]
 
     def known(self) -> list[Run]:
         """All that can be run by now, each folder once."""
@@ -98,10 +116,10 @@ class Study:
 
 
 def _changes_meaning(key: str, value: object, first: Sequence[object]) -> bool:
-    """`clients_per_round` is a share below 1 and a count from 1: an axis of the one does not grow into the other."""
+    """`clients_per_round` is a count as a whole number, else a share: an axis of the one grows into no other."""
     if key.rpartition(".")[2] != "clients_per_round" or not isinstance(value, (int, float)):
         return False
-    return any(isinstance(other, (int, float)) and (value < 1) != (other < 1) for other in first)
+    return any(isinstance(other, (int, float)) and type(value) is not type(other) for other in first)
 
 
 def unique(runs: Iterable[Run]) -> list[Run]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import shutil
 import socket
 import sys
 import time
@@ -53,6 +52,7 @@ def submit(
     time_limit: bool = True,
     fresh: bool = False,
     doctor: bool = False,
+    accept_changes: bool = False,
 ) -> Submission:
     """Submit one run; `arguments` are what `fedspec_dist.main` would be given for it, for the record.
 
@@ -69,7 +69,7 @@ def submit(
     files = _files(config, doctor)
     folder = files.jobs / new_name()
     _prepare(files, config, arguments, cluster, fresh)
-    job = _job(files, config, cluster, doctor)
+    job = _job(files, config, cluster, doctor, accept_changes)
     write_runs(folder, [files.run_folder])
     if cluster == "debug":
         job_id, log, code = run_here(folder, job)
@@ -81,7 +81,9 @@ def submit(
     return _submitted(files, folder, job_id, cluster, config, layout)
 
 
-def submit_array(entries: Sequence[tuple[Config, Sequence[str]]], name: str = "sweep") -> list[Submission]:
+def submit_array(
+    entries: Sequence[tuple[Config, Sequence[str]]], name: str = "sweep", accept_changes: bool = False
+) -> list[Submission]:
     """Submit many runs to SLURM as one job array, at most `cluster.array_parallelism` of them at once.
 
     Skipping finished runs is the caller's; a run that is in the queue is refused.
@@ -100,7 +102,9 @@ def submit_array(entries: Sequence[tuple[Config, Sequence[str]]], name: str = "s
     check_path("output", folder)
     for files, (config, arguments) in zip(all_files, entries, strict=True):
         _prepare(files, config, arguments, "slurm", fresh=False)
-    jobs = [_job(files, config, "slurm", doctor=False) for files, config in zip(all_files, configs, strict=True)]
+    jobs = [
+        _job(files, config, "slurm", False, accept_changes) for files, config in zip(all_files, configs, strict=True)
+    ]
     write_runs(folder, [files.run_folder for files in all_files])
     job_ids = sbatch(folder, configs[0], name, None, jobs)
     return [
@@ -166,12 +170,14 @@ def _files(config: Config, doctor: bool) -> SubmissionFolder:
 
 def _prepare(files: SubmissionFolder, config: Config, arguments: Sequence[str], cluster: str, fresh: bool) -> None:
     """The record of what is submitted; before, with `fresh`, everything of the run but that is deleted."""
-    from fedspec_dist.tracking.run_folder import git_state
+    from fedspec_dist.tracking.run_folder import RunFolder, git_state
 
     _refuse_twice(files)
     try:
-        if fresh:
-            _empty(files.run_folder)
+        if fresh and files.run_folder.exists():
+            folder = RunFolder(files.run_folder)
+            folder.open(fresh=True)
+            folder.close()
         write(files.config, config.to_yaml())
         module = ["python", "-m", "fedspec_dist.main", *arguments]
         write(files.command, f"{shlex.join([sys.executable, *sys.argv])}\n{shlex.join(module)}\n")
@@ -182,6 +188,8 @@ def _prepare(files: SubmissionFolder, config: Config, arguments: Sequence[str], 
             f"output: the run folder {files.run_folder} cannot be written: {error.strerror}; choose another "
             "output=FOLDER, on a file system that the nodes share"
         ) from error
+    except ValueError as error:  # a run that was started by hand is at work there
+        raise SubmitError(str(error)) from error
 
 
 def _refuse_twice(files: SubmissionFolder) -> None:
@@ -202,21 +210,14 @@ def _refuse_twice(files: SubmissionFolder) -> None:
         )
 
 
-def _empty(run_folder: Path) -> None:
-    """First what would make a later start believe in the rest, should this be interrupted."""
-    (run_folder / "summary.json").unlink(missing_ok=True)
-    entries = sorted(run_folder.iterdir(), key=lambda e: e.name != "checkpoints") if run_folder.exists() else []
-    for entry in entries:
-        if entry.name not in (".lock", "submission"):
-            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-
-
-def _job(files: SubmissionFolder, config: Config, cluster: str, doctor: bool) -> Any:
+def _job(files: SubmissionFolder, config: Config, cluster: str, doctor: bool, accept_changes: bool) -> Any:
     from launch.job import Job, Rules
 
     asked = config.cluster
     rules = Rules(asked.max_requeues, asked.time, asked.signal_before_s)
-    arguments = [str(files.config), *(["--debug"] if cluster == "debug" and not doctor else [])]
+    arguments = [str(files.config)]
+    if not doctor:
+        arguments += ["--debug"] * (cluster == "debug") + ["--accept-changes"] * accept_changes
     return Job(files.run_folder, arguments, rules, cluster, "doctor" if doctor else "main")
 
 

@@ -13,7 +13,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedspec_dist.config import ConfigError, load
+from fedspec_dist.config import ConfigError, load, split_arguments
+from launch.changes import Changes
 from launch.cluster import CLUSTERS
 from launch.follow import follow_and_report
 from launch.record import SubmissionFolder
@@ -23,14 +24,17 @@ from launch.submission import Submission, plan, submit
 EXIT_USAGE = 2
 
 # Options that stand for a key of `cluster`. Numbers go through as typed, so that the config's message names the key.
-_NUMBERS = ("nodes", "gpus-per-node", "ranks-per-node", "cpus-per-rank", "mem-gb", "array-parallelism")
+_NUMBERS = ("nodes", "gpus-per-node", "ranks-per-node", "cpus-per-rank", "mem-gb")
 _TEXTS = ("time", "partition", "account", "qos", "constraint", "exclude")
+# Those that a scheduler alone heeds. A config may state their keys all the same.
+_FOR_SLURM = ("cpus-per-rank", "mem-gb", "partition", "account", "qos", "constraint", "exclude", "extra")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_intermixed_args(arguments)
     try:
-        path, overrides = _split(options.config)
+        _refuse_idle(vars(options))
+        path, overrides = split_arguments(options.config)
         given = overrides_of(vars(options))
         config = load(path, [*overrides, *given])
         # A local run has a limit only when somebody asks for one: its restarts would gain nothing.
@@ -38,11 +42,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.dry_run:
             print(plan(config, options.cluster, options.after, time_limit, options.doctor))
             return 0
+        if not options.doctor and not options.fresh:
+            Changes(options.accept_changes).check([config])
         if not options.doctor and not options.fresh and SubmissionFolder(config.run_folder()).finished():
             print(f"{config.run_folder()}: this run has already finished; --fresh starts it over")
             return 0
         typed = [*([path] if path else []), *overrides, *given]
-        submission = submit(config, typed, options.cluster, options.after, time_limit, options.fresh, options.doctor)
+        submission = submit(
+            config,
+            typed,
+            options.cluster,
+            options.after,
+            time_limit,
+            options.fresh,
+            options.doctor,
+            options.accept_changes,
+        )
     except (ConfigError, SubmitError) as error:
         print(f"{'config error: ' if isinstance(error, ConfigError) else ''}{error}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, ConfigError) else 1
@@ -52,6 +67,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.follow or options.wait:
         return follow_and_report(submission.run_folder, options.follow)
     return 0
+
+
+def _refuse_idle(options: Mapping[str, Any]) -> None:
+    """Raises:
+    ConfigError: an option that this way of starting would not heed.
+    """
+    cluster = options["cluster"]
+    unheeded = {"local": _FOR_SLURM, "debug": (*_FOR_SLURM, "time", "wait", "follow")}.get(cluster, ())
+    where = f"--cluster {cluster}"
+    if options["dry_run"]:
+        unheeded, where = (*unheeded, "wait", "follow", "fresh"), f"{where} --dry-run"
+    if given := [option for option in unheeded if options[option.replace("-", "_")]]:
+        raise ConfigError(f"--{given[0]}: has no effect with {where}; leave it out")
 
 
 def overrides_of(options: Mapping[str, Any]) -> list[str]:
@@ -81,13 +109,6 @@ def describe(submission: Submission) -> str:
     )
 
 
-def _split(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    files = [word for word in words if "=" not in word]
-    if len(files) > 1:
-        raise ConfigError(f"one config file, got {', '.join(files)}; an override is key=value")
-    return (files[0] if files else None), [word for word in words if "=" in word]
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="launch.submit",
@@ -108,13 +129,17 @@ def _parser() -> argparse.ArgumentParser:
     add("--time", metavar="90m|4h|1d12h|HH:MM:SS", help="the limit; --cluster local has none without this option")
     for option in _TEXTS[1:]:
         add(f"--{option}", metavar="TEXT")
-    add("--array-parallelism", metavar="N", help="of a sweep (launch.sweep): runs at once")
     add("--extra", action="append", metavar="KEY=VALUE", help="any other option of sbatch; may be repeated")
     add("--after", metavar="JOBID", help="start when that job has ended, however it ended")
     add("--dry-run", action="store_true", help="print the plan and the text for sbatch; submit nothing")
     add("--wait", action="store_true", help="until the job is over; exit 0 if the run finished")
     add("--follow", action="store_true", help="the same, showing rank 0's log")
     add("--fresh", action="store_true", help="delete what the run folder has of this run")
+    add(
+        "--accept-changes",
+        action="store_true",
+        help="go on although the data, a plugin or this package changed since; environment.json says so",
+    )
     add("--doctor", action="store_true", help="submit the health check (fedspec_dist.doctor) with this config")
     return parser
 

@@ -15,7 +15,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from fedspec_dist.config import Config, ConfigError, load, minutes
+from fedspec_dist.config import Config, ConfigError, load, minutes, split_arguments
 from launch.cluster import check, check_path, layout, sbatch_parameters
 
 FOLDER = Path(__file__).parents[1] / "slurm"
@@ -159,10 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _load(arguments: Sequence[str]) -> Config:
-    files = [argument for argument in arguments if "=" not in argument]
-    if len(files) > 1:
-        raise ConfigError(f"one config file, got {', '.join(files)}; an override is key=value")
-    return load(files[0] if files else None, [argument for argument in arguments if "=" in argument])
+    return load(*split_arguments(arguments))
 
 
 if __name__ == "__main__":

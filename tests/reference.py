@@ -156,6 +156,12 @@ class DenseRows:
         parts = [self.rows[:, start:stop] for start, stop in bounds]
         return torch.stack([part @ part.T for part in parts])
 
+    def segment_dots(self, bounds: Sequence[tuple[int, int]], vector_slice: Tensor) -> Tensor:
+        return torch.stack([self.rows[:, start:stop] @ vector_slice[start:stop].double() for start, stop in bounds])
+
+    def segment_squares(self, bounds: Sequence[tuple[int, int]]) -> Tensor:
+        return torch.stack([self.rows[:, start:stop].square().sum(1) for start, stop in bounds])
+
     def columnwise(self, function: Callable[..., Tensor], *others: DenseRows) -> Tensor:
         return function(self.rows, *(other.rows for other in others))
 

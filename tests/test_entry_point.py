@@ -45,6 +45,16 @@ def test_a_wrong_config_is_one_message_and_exit_code_2(arguments: list[str], mes
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("command", ["fedspec_dist.main --print-config", "launch.status", "launch.submit --dry-run"])
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_no_reason_to_fail(command: str, closed: str, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "one-01234567").mkdir(parents=True)
+    (tmp_path / "runs" / "one-01234567" / "config.yaml").touch()
+    started = ["sh", "-c", f"exec {sys.executable} -m {command} {closed}"]
+    result = subprocess.run(started, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=60)
+    assert result.returncode == 0
+
+
 def test_what_is_wrong_on_one_host_is_said_by_its_rank() -> None:
     result = _run("plugins=[nosuch_module]", RANK="1")
     assert result.returncode == 2
@@ -120,6 +130,44 @@ def test_a_plan_for_no_ranks_is_refused(ranks: str, capsys: pytest.CaptureFixtur
         main(["--plan", f"--ranks={ranks}"])
     assert raised.value.code == 2
     assert "allowed: a number from 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ranks", "8"], "--ranks: is for --plan alone"),
+        (["--ranks", "8", "--print-config"], "--ranks: is for --plan alone"),
+        (["--plan", "--print-config"], "--print-config, --plan: give one of them"),
+        (["--plan", "--fresh"], "--fresh: with --plan and --print-config nothing runs"),
+        (["--print-config", "--fresh"], "--fresh: with --plan and --print-config nothing runs"),
+        (["--print-config", "--debug"], "--debug: with --print-config nothing runs"),
+    ],
+)
+def test_an_option_that_would_not_be_heeded_is_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main(arguments)
+    assert raised.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_file_that_exists_is_one_whatever_its_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path("runs/lr=0.1/x-abc/config.yaml")
+    path.parent.mkdir(parents=True)
+    path.write_text("rounds: 3\n")
+    for folder in ("output=here", "rounds=5"):  # a folder of such a name is none
+        Path(folder).mkdir()
+    assert main([str(path), "output=here", "rounds=5", "--print-config"]) == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert (printed["output"], printed["rounds"]) == ("here", 5)
+    assert main([str(path), str(path), "--print-config"]) == 2
+    assert "one config file, got runs/lr=0.1/x-abc/config.yaml, runs/lr" in capsys.readouterr().err
+    assert main(["runs/lr=0.2/config.yaml"]) == 2
+    assert "'runs/lr=0.2/config.yaml': is no file that exists" in capsys.readouterr().err
 
 
 def test_debugging_is_one_process() -> None:

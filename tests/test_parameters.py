@@ -70,8 +70,3 @@ def test_patterns_that_match_nothing_are_named() -> None:
         ParameterLayout(_module(), ["head.*"])
     with pytest.raises(ValueError, match=r"filter\.layers: 'x' matches no parameter"):
         ParameterLayout(_module()).select(["3.*", "x"])
-
-
-def test_running_statistics_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"floating-point buffers \(0\.running_mean, 0\.running_var\).*norm: group"):
-        ParameterLayout(nn.Sequential(nn.BatchNorm2d(3)))

@@ -42,7 +42,7 @@ class _Cifar:
     def fingerprint(self) -> str:
         """Raises DatasetNotFoundError while the files are nowhere; never downloads."""
         folder = files.locate(self.name, [self.folder], self.names, self.command)
-        return f"{self.name} 1 " + files.stamp(folder / name for name in self.names)
+        return f"{self.name} 2 " + files.content(folder / name for name in self.names)
 
     def load(self) -> Arrays:
         fetch = self._fetch if self.download else None

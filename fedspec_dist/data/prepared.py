@@ -23,12 +23,12 @@ import torch
 from torch import Tensor
 
 from .arrays import Arrays
-from .files import DatasetNotFoundError
+from .files import DatasetNotFoundError, content_digest
 from .temporary import remove_leftovers, temporary_name
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = "prepared 1"
+_FORMAT = "prepared 2"
 _POLL_S = 0.2
 _SAY_WHAT_FOR_AFTER_S = 10.0
 _CHUNK = 1024
@@ -40,9 +40,6 @@ class Source(Protocol):
     """Where a data set comes from."""
 
     @property
-    def num_classes(self) -> int: ...
-
-    @property
     def embedded(self) -> bool:
         """Whether every process makes it in memory, faster than reading a file."""
 
@@ -51,7 +48,8 @@ class Source(Protocol):
         """Whether `load` may get missing files from the internet."""
 
     def fingerprint(self) -> str:
-        """Changes when the arrays do. Raises DatasetNotFoundError while the files are not there."""
+        """Names the content: changes when the arrays do, and with nothing else that may differ between hosts, such as
+        where files lie. Raises DatasetNotFoundError while the files are not there."""
 
     def load(self) -> Arrays: ...
 
@@ -97,7 +95,25 @@ def images_to(images: Tensor, device: torch.device | str, image_format: torch.me
     return _channels_last(_base(images).to(device)).contiguous(memory_format=image_format)
 
 
-def load(name: str, source: Source, root: Path, *, prepares: bool, embedded: bool) -> Dataset:
+@dataclass(frozen=True)
+class _Wanted:
+    """A data set with what its prepared folder is named after."""
+
+    name: str
+    source: Source
+    content: str  # empty: to be found out from the source
+    reader: str
+
+    def folder(self, parent: Path) -> Path:
+        """Raises DatasetNotFoundError while the content is neither given nor there."""
+        content = self.content or content_digest(self.name, self.source)
+        key = hashlib.sha256(f"{_FORMAT} {content} {self.reader}".encode())
+        return parent / f"{self.name}-{key.hexdigest()[:16]}"
+
+
+def load(
+    name: str, source: Source, root: Path, *, prepares: bool, embedded: bool, content: str = "", reader: str = ""
+) -> Dataset:
     """The data set as tensors on the CPU.
 
     Args:
@@ -106,6 +122,8 @@ def load(name: str, source: Source, root: Path, *, prepares: bool, embedded: boo
         root: the folder is made in `root/prepared`.
         prepares: exactly one process of each node; the others wait for it.
         embedded: make it in memory, in every process, without files.
+        content: `content_digest` of the source where it is known, so that a process that waits need not read the files.
+        reader: what besides the content decides what is prepared: a digest of the source's own code.
 
     Raises:
         DatasetNotFoundError: there are no files to read.
@@ -115,7 +133,8 @@ def load(name: str, source: Source, root: Path, *, prepares: bool, embedded: boo
     if embedded:
         return _in_memory(name, source)
     parent = root.expanduser() / "prepared"
-    return _open(_prepare(name, source, parent) if prepares else _wait(name, source, parent))
+    wanted = _Wanted(name, source, content, reader)
+    return _open(_prepare(wanted, parent) if prepares else _wait(wanted, parent))
 
 
 def normalised(images: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]) -> np.ndarray:
@@ -130,9 +149,19 @@ def normalised(images: np.ndarray, mean: tuple[float, ...], std: tuple[float, ..
     return result
 
 
-def _in_memory(name: str, source: Source) -> Dataset:
+def _loaded(name: str, source: Source) -> Arrays:
     arrays = source.load()
+    if not isinstance(arrays, Arrays):
+        raise ValueError(
+            f"data.dataset: load() of {name} gave a {type(arrays).__name__}; allowed is an "
+            "fedspec_dist.data.arrays.Arrays, which Arrays.of makes of images and labels"
+        )
     arrays.check(name)
+    return arrays
+
+
+def _in_memory(name: str, source: Source) -> Dataset:
+    arrays = _loaded(name, source)
     images = {
         f"{split}_images": normalised(getattr(arrays, f"{split}_images"), arrays.mean, arrays.std)
         for split in ("train", "test")
@@ -149,7 +178,7 @@ def _labels_and_clients(arrays: Arrays) -> dict[str, np.ndarray]:
 def _as_dataset(parts: dict[str, np.ndarray], num_classes: int) -> Dataset:
     # Kernels may treat their first elements apart by alignment: torch's memory starts on a cache line, like the mapped
     # files, numpy's need not.
-    tensors = {part: torch.from_numpy(array) for part, array in parts.items()}
+    tensors = {part: torch.from_numpy(np.ascontiguousarray(array)) for part, array in parts.items()}
     tensors = {part: tensor if tensor.data_ptr() % 64 == 0 else tensor.clone() for part, tensor in tensors.items()}
     return Dataset(
         train_images=_channels_last(tensors["train_images"]),
@@ -173,19 +202,11 @@ def _base(images: Tensor) -> Tensor:
 # --- the folder: <name>-<16 hex>/{*.npy, meta.json}
 
 
-def _folder_name(name: str, source: Source) -> str:
-    key = f"{_FORMAT} {name} {source.fingerprint()}"
-    return f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-
-
-def _finished(name: str, source: Source, parent: Path) -> Path | None:
-    """The folder if it is there and whole. Its name is not known before the source's files are there."""
+def _finished(wanted: _Wanted, parent: Path) -> Path | None:
+    """The folder if it is there and whole. Its name may not be known before the source's files are there."""
     try:
-        folder = parent / _folder_name(name, source)
-    except (
-        DatasetNotFoundError,
-        FileNotFoundError,
-    ):  # a file may go, or come, between looking and reading its size
+        folder = wanted.folder(parent)
+    except (DatasetNotFoundError, FileNotFoundError):  # a file may go, or come, between looking and reading
         return None
     return folder if _is_whole(folder) else None
 
@@ -211,27 +232,32 @@ def _open(folder: Path) -> Dataset:
     return _as_dataset(parts, meta["num_classes"])
 
 
-def _wait(name: str, source: Source, parent: Path) -> Path:
+def _wait(wanted: _Wanted, parent: Path) -> Path:
     """Polls until the preparing process has put the folder in place."""
     started, told = time.monotonic(), False
-    while (folder := _finished(name, source, parent)) is None:
-        if not source.download:
-            source.fingerprint()  # what is missing now stays missing: raises
+    while (folder := _finished(wanted, parent)) is None:
+        if not wanted.content and not wanted.source.download:
+            wanted.source.fingerprint()  # what is missing now stays missing: raises
         if not told and time.monotonic() - started > _SAY_WHAT_FOR_AFTER_S:
-            logger.warning("waiting for the first rank of this node to prepare %s in %s", name, parent)
+            logger.warning("waiting for the first rank of this node to prepare %s in %s", wanted.name, parent)
             told = True
         time.sleep(_POLL_S)
     return folder
 
 
-def _prepare(name: str, source: Source, parent: Path) -> Path:
+def _prepare(wanted: _Wanted, parent: Path) -> Path:
     """The folder, made now unless it is there and whole."""
     remove_leftovers(parent)
-    if (folder := _finished(name, source, parent)) is not None:
+    if (folder := _finished(wanted, parent)) is not None:
         return folder
-    arrays = source.load()
-    arrays.check(name)
-    folder = parent / _folder_name(name, source)
+    arrays = _loaded(wanted.name, wanted.source)
+    content = content_digest(wanted.name, wanted.source)
+    if wanted.content not in ("", content):
+        raise ValueError(
+            f"data.dataset: the files of {wanted.name} are not the ones that this run began with: they were changed "
+            "meanwhile, or were downloaded and differ from another host's; start again when they are in place"
+        )
+    folder = replace(wanted, content=content).folder(parent)
     temporary = temporary_name(folder)
     try:
         _write(temporary, arrays)
@@ -260,7 +286,8 @@ def _write_images(path: Path, images: np.ndarray, mean: tuple[float, ...], std: 
     with open(path, "wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
         for start in range(0, len(images), _CHUNK):
-            file.write(normalised(images[start : start + _CHUNK], mean, std).astype("<f4", copy=False).data)
+            chunk = normalised(images[start : start + _CHUNK], mean, std)
+            file.write(np.ascontiguousarray(chunk, "<f4").data)
 
 
 def _install(temporary: Path, folder: Path) -> None:

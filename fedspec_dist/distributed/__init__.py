@@ -1,5 +1,5 @@
 """Who computes what, and how vectors move between ranks. The only folder that imports torch.distributed.
 
-May import `parameters`, `seeding` and `server.cohort` (the interface that it implements); knows no method, no data
-set and no model.
+May import `parameters`, `seeding` and `cohort` (whose interfaces it implements); knows no method, no data set and no
+model.
 """

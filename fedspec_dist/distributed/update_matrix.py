@@ -19,6 +19,8 @@ from fedspec_dist.draws import keyed_parts
 
 # Their sum stays in the cache, and torch does not yet spread the addition over threads.
 _COMBINED_COLUMNS = 16384
+# Of a large matrix product, so many entries are summed over the blocks at a time: each block has all of them.
+_SUMMED_ENTRIES = 2**22
 
 
 class UpdateMatrix:
@@ -45,9 +47,13 @@ class UpdateMatrix:
         """`U W^T`, `[K, R]`, for another matrix with the same columns."""
         if not isinstance(other, UpdateMatrix):
             return other.inner(self).T
-        pairs = zip(self._blocks, other._blocks, strict=True)
-        partials = [mine.double() @ theirs.double().T for mine, theirs in pairs]
-        return self._sum(partials, (self.num_rows, other.num_rows))
+        together = max(1, _SUMMED_ENTRIES // max(other.num_rows, 1))
+        parts = []
+        for start in range(0, max(self.num_rows, 1), together):
+            pairs = zip(self._blocks[:, start : start + together], other._blocks, strict=True)
+            partials = [mine.double() @ theirs.double().T for mine, theirs in pairs]
+            parts.append(self._sum(partials, (min(together, self.num_rows - start), other.num_rows)))
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def combine(self, coefficients: Tensor) -> Tensor:
         """Slice of `sum_k coefficients[k] u_k`, rows added in order (on a GPU: in its matrix product's, per block)."""
@@ -78,25 +84,17 @@ class UpdateMatrix:
         return self._sum(partials, (self.num_rows,)).sqrt()
 
     def segment_grams(self, bounds: Sequence[tuple[int, int]]) -> Tensor:
-        """`U_s U_s^T` for the columns `start <= j < stop` of each of L segments, `[L, K, K]`.
+        """`U_s U_s^T` for the columns `start <= j < stop` of each of L segments, `[L, K, K]`."""
+        return self._over_segments(bounds, lambda part, _: part @ part.T, (self.num_rows, self.num_rows))
 
-        Every piece of a segment that lies in one block goes to every rank, which adds them in block order: little to
-        send, since a block meets few segments.
-        """
-        size = (self.num_rows, self.num_rows)
-        pieces = [self._pieces(bounds, *owned) for owned in self._columns.owners]
-        grams = self._blocks.new_zeros(max(map(len, pieces)), *size, dtype=torch.float64)
-        rank = self._collectives.rank
-        first, _ = self._columns.owners[rank]
-        for place, (_, block, inside) in enumerate(pieces[rank]):
-            part = self._blocks[block - first][:, inside].double()
-            grams[place] = part @ part.T
-        gathered = self._collectives.all_gather(grams, "gathering of segments' Gram matrices").cpu()
-        total = torch.zeros(len(bounds), *size, dtype=torch.float64)
-        for theirs, found in zip(pieces, gathered, strict=True):
-            for gram, (segment, _, _) in zip(found, theirs, strict=False):
-                total[segment] += gram
-        return total
+    def segment_dots(self, bounds: Sequence[tuple[int, int]], vector_slice: Tensor) -> Tensor:
+        """`U_s v_s` for each of L segments and a vector of which each rank gives its slice, `[L, K]`."""
+        vector = vector_slice.double()
+        return self._over_segments(bounds, lambda part, inside: part @ vector[inside], (self.num_rows,))
+
+    def segment_squares(self, bounds: Sequence[tuple[int, int]]) -> Tensor:
+        """The squared norm of each row within each of L segments, `[L, K]`."""
+        return self._over_segments(bounds, lambda part, _: part.square().sum(1), (self.num_rows,))
 
     def columnwise(self, function: Callable[..., Tensor], *others: RowMatrix) -> Tensor:
         """Slice of `function(U, *others)`, called on float64 blocks `[K, width]`, the last one padded with zeros."""
@@ -137,6 +135,29 @@ class UpdateMatrix:
         local = torch.stack(partials).reshape(len(partials), size) if partials else self.zeros().new_zeros(0, size)
         counts = [self._columns.count(rank) for rank in range(self._collectives.num_ranks)]
         return ordered_sum(local, counts, self._collectives, "sum over column blocks").reshape(shape).cpu()
+
+    def _over_segments(
+        self, bounds: Sequence[tuple[int, int]], function: Callable[[Tensor, slice], Tensor], size: tuple[int, ...]
+    ) -> Tensor:
+        """The sum over each segment's columns of `function(columns [K, n] in float64, their place in the slice)`.
+
+        Every piece of a segment that lies in one block goes to every rank, which adds them in block order: little to
+        send, since a block meets few segments.
+        """
+        pieces = [self._pieces(bounds, *owned) for owned in self._columns.owners]
+        results = self._blocks.new_zeros(max(map(len, pieces)), *size, dtype=torch.float64)
+        rank, width = self._collectives.rank, self._columns.width
+        first, _ = self._columns.owners[rank]
+        for place, (_, block, inside) in enumerate(pieces[rank]):
+            start = (block - first) * width
+            in_slice = slice(start + inside.start, start + inside.stop)
+            results[place] = function(self._blocks[block - first][:, inside].double(), in_slice)
+        gathered = self._collectives.all_gather(results, "gathering of sums over segments").cpu()
+        total = torch.zeros(len(bounds), *size, dtype=torch.float64)
+        for theirs, found in zip(pieces, gathered, strict=True):
+            for result, (segment, _, _) in zip(found, theirs, strict=False):
+                total[segment] += result
+        return total
 
     def _pieces(self, bounds: Sequence[tuple[int, int]], first: int, stop: int) -> list[tuple[int, int, slice]]:
         """What the blocks `first <= block < stop` hold of the segments: segment, block, columns within the block.

@@ -14,8 +14,9 @@ import sys
 from collections.abc import Sequence
 from typing import IO, cast
 
-from fedspec_dist.config import Config, ConfigError, load
+from fedspec_dist.config import Config, ConfigError, load, split_arguments
 from fedspec_dist.distributed.environment import LaunchError, is_first, read_environment
+from fedspec_dist.tracking.streams import Output, open_standard_streams
 
 EXIT_UNHEALTHY, EXIT_USAGE = 1, 2
 # Who asks the doctor does not want to wait ten minutes for a rank that never comes.
@@ -23,13 +24,10 @@ _PATIENCE_S = 60.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    open_standard_streams()
     options = _parser().parse_args(arguments)
-    files = [argument for argument in options.config if "=" not in argument]
-    overrides = [argument for argument in options.config if "=" in argument]
     try:
-        if len(files) > 1:
-            raise ConfigError(f"one config file, got {', '.join(files)}; an override is key=value")
-        config = load(files[0] if files else None, overrides)
+        config = load(*split_arguments(options.config))
         config.run_folder()
     except ConfigError as error:
         if is_first():
@@ -44,7 +42,6 @@ def _examine(config: Config) -> int:
 
     from fedspec_dist.distributed import runtime
     from fedspec_dist.doctor.examination import examine
-    from fedspec_dist.tracking.console import Output
     from fedspec_dist.tracking.run_folder import log_to_console
 
     log_to_console(rank=0, num_ranks=1)

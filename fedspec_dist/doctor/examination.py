@@ -111,7 +111,7 @@ def _data(config: Config) -> tuple[bool, str]:
     data = config.data
     entry = methods.DATASETS[data.dataset.type]
     try:
-        root = Path(data.root) if entry.load().embedded else expand_home("data.root", data.root)
+        root = Path(data.root) if getattr(entry.load(), "embedded", False) else expand_home("data.root", data.root)
         source = entry.build(root=root, download=data.download, seed=config.seed, **data.dataset.parameters())
         if not source.embedded:
             source.fingerprint()

@@ -1,4 +1,8 @@
-"""LAP-D and GD: a layer's gradient less its local mean, the counterparts of SpecGradFilter without an FFT."""
+"""LAP-D and GD: a layer's gradient less its local mean, the counterparts of SpecGradFilter without an FFT.
+
+The paper leaves widths and ends to a supplement that was not available; `window`, `Gaussian` and the correction at the
+ends of a layer are decisions of this project.
+"""
 
 from __future__ import annotations
 

@@ -4,33 +4,42 @@
       model.safetensors     parameters and buffers under their module names
       server.safetensors    what the server's methods remember
       clients-00000.safetensors ...   what clients keep between participations, by client number; absent if nothing
-      state.json            what the run needs besides, and the size and SHA-256 of the files above
+      state.json            what the run needs besides: the round, what it was made with, how many files of clients
+                            there are, and the size and SHA-256 of all files above
 
 A directory without a `state.json` that matches its files is not a checkpoint, whatever its name.
+
+Tensors that share memory, such as tied weights, are written once for each of their names: whoever loads a file finds
+every name of the module's state in it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
-import re
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from fedspec_dist.identity import Identity
+from fedspec_dist.tracking.run_folder import checkpoints_in, round_of
+from fedspec_dist.tracking.safe_files import create, open_regular, read_json, sha256, temporary_name
+
 log = logging.getLogger(__name__)
 
-_FORMAT = 2
+_FORMAT = 3
+_BEFORE_IDENTITIES = 2
 _MODEL, _SERVER = "model.safetensors", "server.safetensors"
-_NAME = re.compile(r"round-\d{6,}")
 
 
 class CheckpointError(OSError):
@@ -47,6 +56,7 @@ class SavedState:
     server: Mapping[str, Tensor]
     # Client -> [S, P], some clients at a time: they need not all be in memory together. Can be gone through once.
     clients: Iterable[Mapping[int, Tensor]] = ()
+    identity: Identity | None = None  # what it was made with; None in checkpoints that do not say
 
 
 def save(folder: Path, state: SavedState, keep: int) -> Path:
@@ -56,14 +66,13 @@ def save(folder: Path, state: SavedState, keep: int) -> Path:
         CheckpointError: the disk is full or cannot be written; older checkpoints stay.
     """
     target = folder / f"round-{state.round:06d}"
-    temporary = folder / f".{target.name}.{os.getpid()}"
+    temporary = temporary_name(target)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(folder)
         temporary.mkdir()
         _write(temporary, state)
-        if target.exists():  # a damaged one of the same round, passed over at the start
-            shutil.rmtree(target)
+        _remove(target)  # a damaged one of the same round, passed over at the start
         os.replace(temporary, target)
         _sync_directory(folder)
     except (OSError, SafetensorError) as error:
@@ -73,27 +82,27 @@ def save(folder: Path, state: SavedState, keep: int) -> Path:
             "untouched: free space or choose another output=FOLDER, then start the same command again to resume"
         ) from error
     # Later rounds are damaged ones, passed over at the start; they count for nothing and are overwritten in time.
-    for old in [path for path in _existing(folder) if _round(path) <= state.round][keep:]:
-        shutil.rmtree(old, ignore_errors=True)
+    for old in [path for path in checkpoints_in(folder) if round_of(path) <= state.round][keep:]:
+        with contextlib.suppress(OSError):
+            _remove(old)
     return target
 
 
 def load_newest(folder: Path, fingerprint: str) -> SavedState | None:
     """The newest checkpoint that verifies, or None; says which ones it passed over and why."""
-    for candidate in _existing(folder):
+    for candidate in checkpoints_in(folder):
         try:
             return _load(candidate, fingerprint)
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        except (OSError, ValueError, SafetensorError) as error:
             log.warning("checkpoint %s passed over: %s", candidate, error)
     return None
 
 
 def write_model(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """A safetensors file, renamed into place; loadable with `safetensors.torch.load_file` and nothing else of ours."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = temporary_name(path)
     try:
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary)
-        _sync(temporary)
+        _write_tensors(temporary, tensors)
         os.replace(temporary, path)
     except (OSError, SafetensorError) as error:
         temporary.unlink(missing_ok=True)
@@ -106,52 +115,98 @@ def write_model(path: Path, tensors: Mapping[str, Tensor]) -> None:
 def _write(folder: Path, state: SavedState) -> None:
     files = {}
     for name, tensors in _files(state):
-        save_file({key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}, folder / name)
-        _sync(folder / name)
-        files[name] = _digest(folder / name)
-    description = {"format": _FORMAT, "round": state.round, "config": state.fingerprint, "files": files}
+        _write_tensors(folder / name, tensors)
+        files[name] = {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)}
+    description = {
+        "format": _FORMAT,
+        "round": state.round,
+        "config": state.fingerprint,
+        "identity": (state.identity or Identity()).to_dict(),
+        "client_files": len(files) - 2,
+        "files": files,
+    }
     path = folder / "state.json"
     path.write_text(json.dumps(description, indent=1))
     _sync(path)
     _sync_directory(folder)
 
 
+def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """A new safetensors file, readable by whom the umask says: the library itself makes it the owner's alone."""
+    descriptor = create(path)
+    mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+    os.close(descriptor)
+    copies = {name: _copy(tensor) for name, tensor in tensors.items()}
+    save_file(copies, path)
+    path.chmod(mode)
+    _sync(path)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """In memory of its own: the library refuses tensors that share some."""
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
 def _files(state: SavedState) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
     yield _MODEL, state.model
     yield _SERVER, state.server
     for number, chunk in enumerate(state.clients):
-        yield f"clients-{number:05d}.safetensors", {str(client): tensor for client, tensor in chunk.items()}
+        yield _clients_name(number), {str(client): tensor for client, tensor in chunk.items()}
+
+
+def _clients_name(number: int) -> str:
+    return f"clients-{number:05d}.safetensors"
 
 
 def _load(folder: Path, fingerprint: str) -> SavedState:
-    description = json.loads((folder / "state.json").read_text())
-    if description["format"] != _FORMAT:
-        raise ValueError(f"format {description['format']}, this version reads {_FORMAT}")
-    if description["config"] != fingerprint:
-        raise ValueError(f"belongs to config {description['config']}, not {fingerprint}")
-    if f"round-{description['round']:06d}" != folder.name:
-        raise ValueError(f"is of round {description['round']}")
-    files = dict(description["files"])
-    for name, expected in files.items():
-        found = _digest(folder / name)
-        if expected != found:
-            raise ValueError(f"{name} is damaged ({found['bytes']} bytes, {expected['bytes']} were written)")
+    description = read_json(folder / "state.json")
+    if not isinstance(description, dict):
+        raise ValueError(f"state.json holds a {type(description).__name__}")
+    if description.get("format") not in (_BEFORE_IDENTITIES, _FORMAT):
+        raise ValueError(f"format {description.get('format')}, this version reads {_FORMAT}")
+    if description.get("config") != fingerprint:
+        raise ValueError(f"belongs to config {description.get('config')}, not {fingerprint}")
+    number = description.get("round")
+    if type(number) is not int or number != round_of(folder):
+        raise ValueError(f"is of round {number}")
+    client_files = _verify(folder, description)
     model, server = (load_file(folder / name) for name in (_MODEL, _SERVER))
-    clients = (_client_states(folder / name) for name in sorted(set(files) - {_MODEL, _SERVER}))
-    return SavedState(description["round"], fingerprint, model, server, clients)
+    clients = (_client_states(folder / name) for name in client_files)
+    return SavedState(number, fingerprint, model, server, clients, Identity.read(description.get("identity")))
+
+
+def _verify(folder: Path, description: Mapping[str, Any]) -> list[str]:
+    """Compare the files with what was written; the names of those of clients.
+
+    All files that must be there have to be listed, and all sizes are compared before the first file is read.
+    """
+    listed = description.get("files")
+    if not isinstance(listed, dict):
+        raise ValueError("state.json lists no files")
+    count = description.get("client_files")
+    if description["format"] == _BEFORE_IDENTITIES:
+        count = len(listed) - 2
+    elif Identity.read(description.get("identity")) is None:
+        raise ValueError("state.json does not say what it was made with")
+    if type(count) is not int or count < 0:
+        raise ValueError(f"state.json counts {count} files of clients")
+    client_files = [_clients_name(number) for number in range(min(count, len(listed)))]
+    if count + 2 != len(listed) or {_MODEL, _SERVER, *client_files} != listed.keys():
+        raise ValueError(f"state.json lists {', '.join(sorted(listed)) or 'no files'}, not all that must be there")
+    for name, entry in listed.items():
+        with open_regular(folder / name) as file:
+            size = os.fstat(file.fileno()).st_size
+        if not isinstance(entry, dict) or entry.get("bytes") != size:
+            written = entry.get("bytes") if isinstance(entry, dict) else "not known how many"
+            raise ValueError(f"{name} is damaged ({size} bytes, {written} were written)")
+    for name, entry in listed.items():
+        if entry.get("sha256") != sha256(folder / name):
+            raise ValueError(f"{name} is damaged: it has the right size, but not the content that was written")
+    return client_files
 
 
 def _client_states(path: Path) -> dict[int, Tensor]:
     return {int(client): tensor for client, tensor in load_file(path).items()}
-
-
-def _existing(folder: Path) -> list[Path]:
-    """Newest first."""
-    return sorted((path for path in folder.glob("round-*") if _NAME.fullmatch(path.name)), key=_round, reverse=True)
-
-
-def _round(path: Path) -> int:
-    return int(path.name.removeprefix("round-"))
 
 
 def _remove_leftovers(folder: Path) -> None:
@@ -160,16 +215,12 @@ def _remove_leftovers(folder: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _digest(path: Path) -> dict[str, object]:
-    with path.open("rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": _sha256(file)}
-
-
-def _sha256(file: object) -> str:
-    digest = hashlib.sha256()
-    while chunk := file.read(1 << 20):  # type: ignore[attr-defined]
-        digest.update(chunk)
-    return digest.hexdigest()
+def _remove(path: Path) -> None:
+    """Whatever has the name of a checkpoint: a folder, a file, a link."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:

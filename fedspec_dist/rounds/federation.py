@@ -15,11 +15,14 @@ from torch import Tensor
 
 from fedspec_dist import methods, seeding
 from fedspec_dist.clients.attacks import Attack, attackers
-from fedspec_dist.config import Config, Phase, expand_home
+from fedspec_dist.config import Config, Phase
 from fedspec_dist.data.partitions import Samples, class_counts
 from fedspec_dist.data.prepared import Dataset, images_to, load
 from fedspec_dist.draws import keyed
+from fedspec_dist.identity import data_source
 from fedspec_dist.models.network import Network
+from fedspec_dist.rounds.model_check import check_model
+from fedspec_dist.sources import module_digest
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +38,8 @@ class Federation:
     clients: Sequence[np.ndarray]  # client -> positions in the training set
     proxy: tuple[Tensor, Tensor] | None = None  # images, labels: the server's own, taken out of the test set
     attackers: tuple[int, ...] = ()  # the malicious clients, whose training labels are what they made of them
+    # client -> its number among all clients that the data set has, where a partition takes some of those
+    ids: Sequence[int] | None = None
 
     def to(self, device: torch.device, image_format: torch.memory_format = torch.channels_last) -> Federation:
         """The same on a device."""
@@ -62,52 +67,97 @@ class Federation:
         return [len(self.clients[client]) for client in cohort]
 
 
-def load_federation(config: Config, prepares: bool) -> Federation:
-    """The data on the CPU, and its partition.
+def load_federation(config: Config, prepares: bool, content: str = "") -> Federation:
+    """The data on the CPU, and its partition; `content` is the data's digest where it is known.
 
     Raises:
         ValueError: the data set is missing or unsound, or cannot be cut as asked.
     """
     data = config.data
-    entry = methods.DATASETS[data.dataset.type]
-    # An embedded data set needs no folder, and so no home directory, which containers may lack.
-    root = Path(data.root) if entry.load().embedded else expand_home("data.root", data.root)
-    source = entry.build(root=root, download=data.download, seed=config.seed, **data.dataset.parameters())
+    source = data_source(config)
+    module = methods.DATASETS[data.dataset.type].target.partition(":")[0]
     cpu = torch.device("cpu")
     with keyed(cpu, config.seed, "data"):
-        dataset = load(data.dataset.type, source, root, prepares=prepares, embedded=source.embedded)
-    ids = dataset.train_clients
+        dataset = load(
+            data.dataset.type,
+            source,
+            Path(data.root),
+            prepares=prepares,
+            embedded=source.embedded,
+            content=content,
+            reader="" if module.startswith(".") else module_digest(module),
+        )
+    ids, labels = dataset.train_clients, dataset.train_labels.numpy()
     with keyed(cpu, config.seed, "partition"):
         clients = methods.PARTITIONS[data.partition.type].build(
-            Samples(dataset.train_labels.numpy(), None if ids is None else ids.numpy()),
+            Samples(labels, None if ids is None else ids.numpy()),
             data.partition.clients,
             seeding.generator(config.seed, "partition"),
             **data.partition.parameters(without=["clients"]),
         )
-    _check_partition(data.partition.type, clients, data.partition.clients, len(dataset.train_labels))
-    federation = _with_attackers(config, _with_proxy(config, Federation(dataset, clients)))
-    empty = len(clients) - len(federation.population)
-    if empty:
-        log.info("%d of %d clients have no data and never take part", empty, len(clients))
-    if config.cohort_size() > len(federation.population):
+    _check_partition(data.partition.type, clients, data.partition.clients, len(labels))
+    used = _ids_used(clients, ids.numpy()) if ids is not None and data.partition.type == "natural" else None
+    federation = _with_attackers(config, _with_proxy(config, Federation(dataset, clients, ids=used)))
+    _say_what_is_used(config, federation)
+    if config.cohort_size(len(clients)) > len(federation.population):
         raise ValueError(
-            f"clients_per_round: got {config.cohort_size()}, but only {len(federation.population)} of "
+            f"clients_per_round: got {config.cohort_size(len(clients))}, but only {len(federation.population)} of "
             f"{len(clients)} clients have data; allowed: at most {len(federation.population)}"
         )
     return federation
 
 
-def _check_partition(name: str, clients: Any, num_clients: int, num_samples: int) -> None:
+def _ids_used(clients: Sequence[np.ndarray], ids: np.ndarray) -> list[int] | None:
+    """Whose samples each client has, of data with clients of its own; None where all of those take part."""
+    used = [int(ids[samples[0]]) for samples in clients]
+    return used if len(used) < len(np.unique(ids)) else None
+
+
+def _say_what_is_used(config: Config, federation: Federation) -> None:
+    """On the log, what who looks at the result may not expect: clients, samples or classes that are not there."""
+    dataset, num_clients = federation.dataset, len(federation.clients)
+    empty = num_clients - len(federation.population)
+    if empty:
+        log.info("%d of %d clients have no data and never take part", empty, num_clients)
+    held, there = sum(map(len, federation.clients)), len(dataset.train_labels)
+    if federation.ids is not None:
+        log.warning(
+            "data.partition.clients: %d of the %d clients of the data set take part, with %d of its %d samples; "
+            "data.partition.clients=null takes all. Which they are, in the order of their ids: %s",
+            num_clients,
+            len(dataset.train_clients.unique()) if dataset.train_clients is not None else 0,
+            held,
+            there,
+            ", ".join(map(str, federation.ids[:20])) + (", ..." if num_clients > 20 else ""),
+        )
+    elif held < there:
+        log.info("%d of %d training samples belong to no client", there - held, there)
+    present = dataset.train_labels.unique()
+    if len(present) < dataset.num_classes:
+        remedy = "; data.renumber=true numbers those that do" if hasattr(config.data.dataset, "renumber") else ""
+        log.warning(
+            "%d of %d classes occur in the training samples (labels %d to %d)%s",
+            len(present),
+            dataset.num_classes,
+            int(present.min()),
+            int(present.max()),
+            remedy,
+        )
+
+
+def _check_partition(name: str, clients: Any, num_clients: int | None, num_samples: int) -> None:
     """Ours hold this by themselves; a plugin's may not."""
-    sound = len(clients) == num_clients and all(
+    clients = list(clients) if isinstance(clients, (list, tuple)) else []
+    num_clients = len(clients) if num_clients is None else num_clients
+    sound = 0 < len(clients) == num_clients and all(
         isinstance(c, np.ndarray) and c.ndim == 1 and np.issubdtype(c.dtype, np.integer) for c in clients
     )
-    together = np.concatenate(clients) if sound and num_clients else np.zeros(0, dtype=np.int64)
+    together = np.concatenate(clients) if sound else np.zeros(0, dtype=np.int64)
     inside = not len(together) or (together.min() >= 0 and together.max() < num_samples)
     if not sound or not inside or len(np.unique(together)) < len(together):
         raise ValueError(
-            f"data.partition: {name} did not give {num_clients} one-dimensional arrays of positions from 0 to "
-            f"{num_samples - 1}, none of them twice"
+            f"data.partition: {name} did not give {num_clients} one-dimensional arrays of positions from 0 "
+            f"to {num_samples - 1}, none of them twice"
         )
 
 
@@ -179,6 +229,8 @@ def balanced_subset(labels: np.ndarray, per_class: int, rng: np.random.Generator
 def build_model(config: Config, dataset: Dataset) -> Network:
     """The model with the initial parameters of the config's seed, on the CPU; the global generators are left alone."""
     with keyed(torch.device("cpu"), config.seed, "model"):
+        _refuse_too_large(config, dataset)
+    with keyed(torch.device("cpu"), config.seed, "model"):
         model: Network = methods.MODELS[config.model.type].build(
             dataset.input_shape, dataset.num_classes, **config.model.parameters(without=methods.MODEL_COMMON)
         )
@@ -189,4 +241,25 @@ def build_model(config: Config, dataset: Dataset) -> Network:
                     "projection head can be added; allowed: null"
                 )
             model.add_projection(config.model.projection)
+        check_model(config, model, dataset)
         return model
+
+
+def _refuse_too_large(config: Config, dataset: Dataset) -> None:
+    """Before any memory is asked for: the model is made once without storage, where it can be.
+
+    Raises:
+        ValueError: it has more parameters than a vector of them can have.
+    """
+    parameters = config.model.parameters(without=methods.MODEL_COMMON)
+    try:
+        with torch.device("meta"):
+            model = methods.MODELS[config.model.type].build(dataset.input_shape, dataset.num_classes, **parameters)
+        num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    except Exception:  # a plugin's may not be made so; what is wrong with any is told when it is made in earnest
+        return
+    if num_parameters > methods.MAX_PARAMETERS:
+        raise ValueError(
+            f"model: {config.model.type} would have {num_parameters:,} parameters for images of shape "
+            f"{list(dataset.input_shape)}; allowed: at most {methods.MAX_PARAMETERS:,}"
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -13,6 +13,7 @@ from fedspec_dist.distributed.assignment import assign
 from fedspec_dist.distributed.collectives import checksum
 from fedspec_dist.distributed.runtime import Runtime
 from fedspec_dist.draws import keyed
+from fedspec_dist.identity import Identity
 from fedspec_dist.rounds.checkpoint import SavedState, save
 from fedspec_dist.rounds.evaluation import evaluate
 from fedspec_dist.rounds.federation import Federation
@@ -36,6 +37,7 @@ class Job:
     phases: Phases
     folder: RunFolder
     tracker: Tracker
+    identity: Identity = field(default_factory=Identity)  # of the data and the sources
 
 
 def train(job: Job, completed: int) -> int:
@@ -96,6 +98,9 @@ def train(job: Job, completed: int) -> int:
         stage.theta.copy_(theta)
         clock.lap("aggregate")
         completed += 1
+        del local  # whose rows, like the matrices, are as large as all updates together
+        if kept:
+            del rows, matrices
 
         # All ranks wait: the new model on each rank's blocks of the test set.
         scores: dict[str, float] = {}
@@ -139,8 +144,9 @@ def checkpoint(job: Job, stage: Stage, completed: int) -> None:
     """Every rank gives its slices of the server's state and its clients'; rank 0 writes while the others go on."""
     server, clients = stage.server.full_state(), stage.states.chunks()
     if job.runtime.is_main:
+        job.folder.check()
         model = job.phases.module.state_dict()
-        state = SavedState(completed, job.config.fingerprint(), model, server, clients)
+        state = SavedState(completed, job.config.fingerprint(), model, server, clients, job.identity)
         save(job.folder.checkpoints, state, job.config.checkpoint.keep)
     else:
         for _ in clients:  # what is sent here, rank 0 receives in `save`

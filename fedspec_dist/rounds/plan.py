@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
@@ -14,11 +13,14 @@ from fedspec_dist.distributed.assignment import assign, imbalance
 from fedspec_dist.distributed.environment import Environment
 from fedspec_dist.parameters import ParameterLayout
 from fedspec_dist.rounds.federation import Federation, build_model, load_federation
+from fedspec_dist.rounds.memory import Activations, Work, data_bytes, has_gram, held
 from fedspec_dist.rounds.phases import check_patterns, phase_of_round
 from fedspec_dist.rounds.sampling import Workload, reporting, sample_cohort, workload
 from fedspec_dist.rounds.stage import FISHER_DIAGONAL, aggregator_needs, cost, cut_columns, make_algorithm, max_rank
 
 _SHOWN_ROUNDS = 5
+_SHOWN_CLIENTS = 20
+_MANY = 1000  # vectors, of which a matrix of all pairs is worth a word
 _FLOAT_BYTES = 4
 
 
@@ -31,17 +33,26 @@ def print_plan(config: Config, environment: Environment, num_ranks: int | None, 
     module = build_model(config, federation.dataset)
     layouts = check_patterns(config, module)
     console.print(_phases_table(config, module, layouts))
-    console.print(_rounds_table(config, federation, layouts, num_ranks))
+    activations = Activations.of(module, federation.dataset.train_images)
+    console.print(_rounds_table(config, federation, layouts, activations, num_ranks))
     sizes = sorted(len(samples) for samples in federation.clients)
     print(
         f"clients: {len(sizes)}, of {sizes[0]} to {sizes[-1]} samples (median {sizes[len(sizes) // 2]}); "
-        f"data set in memory: {_megabytes(_data_bytes(federation))}; run folder: {config.run_folder()}",
+        f"data set: {_megabytes(data_bytes(federation))} a rank; run folder: {config.run_folder()}",
         file=console.file,
     )
+    if note := _pairs_note(config):
+        print(note, file=console.file)
     return 0
 
 
-def _rounds_table(config: Config, federation: Federation, layouts: Sequence[ParameterLayout], num_ranks: int) -> Table:
+def _rounds_table(
+    config: Config,
+    federation: Federation,
+    layouts: Sequence[ParameterLayout],
+    activations: Activations,
+    num_ranks: int,
+) -> Table:
     table = Table(title=f"first rounds on {num_ranks} rank(s)", title_justify="left")
     columns = ("round", "rank", "clients", "local steps", "sends", "holds", "expected imbalance")
     for column in columns:
@@ -53,13 +64,16 @@ def _rounds_table(config: Config, federation: Federation, layouts: Sequence[Para
         cohort, loads, costs, plan = plan_round(config, federation, index, num_ranks)
         for rank, positions in enumerate(plan):
             steps = sum(loads[p].num_steps for p in positions)
-            clients = ", ".join(str(cohort[p]) for p in positions) or "none"
+            clients = _shown([cohort[p] for p in positions])
             largest = max((loads[p].num_samples for p in positions), default=0)
             states = len(federation.clients[rank::num_ranks])
-            work = Work(len(cohort), len(positions), largest, federation.dataset.num_classes, states)
-            sent, held = traffic_and_memory(config, phase, len(layout), num_ranks, rank, work)
+            work = Work(
+                len(cohort), len(positions), largest, federation.dataset.num_classes, states, len(federation.clients)
+            )
+            sent = traffic(config, phase, len(layout), num_ranks, rank, work)
+            most = held(config, phase, layout, activations, federation, num_ranks, rank, work)
             place, balance = (str(index + 1), f"{imbalance(costs, plan):.2f}") if rank == 0 else ("", "")
-            table.add_row(place, str(rank), clients, str(steps), _megabytes(sent), _megabytes(held), balance)
+            table.add_row(place, str(rank), clients, str(steps), _megabytes(sent), _megabytes(most), balance)
         table.add_section()
     return table
 
@@ -90,31 +104,16 @@ def _phases_table(config: Config, module: nn.Module, layouts: Sequence[Parameter
     return table
 
 
-@dataclass(frozen=True)
-class Work:
-    """What a rank has to do in a round, as far as its memory depends on it."""
+def traffic(config: Config, phase: Phase, num_parameters: int, num_ranks: int, rank: int, work: Work) -> int:
+    """Bytes that a rank sends to others in a round.
 
-    cohort: int  # clients
-    num_clients: int  # of them, that this rank trains
-    largest_client: int  # samples
-    num_classes: int
-    states: int  # clients whose home it is
-
-
-def traffic_and_memory(
-    config: Config, phase: Phase, num_parameters: int, num_ranks: int, rank: int, work: Work
-) -> tuple[int, int]:
-    """Bytes that a rank sends to others in a round, and bytes of vectors and matrices that it holds at most.
-
-    Sent: its clients' rows except its own columns, then its slice of the model, and of what goes with it, to the
-    others; what clients keep, to its home and back, as if no client were at home; the small tables and matrices
-    besides are left out. Held: the executor's vectors, the rows, the column blocks, what clients keep once all have
-    taken part and, for sketches, the kept Jacobians. Activations are not counted, nor is the data set, which the ranks
-    of a host share on CPUs.
+    Its clients' rows except its own columns, then its slice of the model, and of what goes with it, to the others; what
+    clients keep, to its home and back, as if no client were at home. Small tables are left out, and matrices of clients
+    as long as those are few.
     """
     algorithm = make_algorithm(phase)
     per_client = 1 + max_rank(phase) + len(algorithm.uploads) + (FISHER_DIAGONAL in aggregator_needs(phase))
-    columns = cut_columns(config, phase, num_parameters, num_ranks)
+    columns = cut_columns(config, phase, num_parameters, num_ranks, work.population)
     own = columns.count(rank) * columns.width
     rows = work.num_clients * per_client
     # Slices are padded to the longest; a single owner of all columns broadcasts instead.
@@ -123,18 +122,26 @@ def traffic_and_memory(
     slices = 0 if single and not own else longest * (num_ranks - 1)
     kept_vectors = len(algorithm.own) * num_parameters if num_ranks > 1 else 0
     sent = rows * (columns.padded - own) + slices * (1 + len(algorithm.broadcast)) + work.num_clients * kept_vectors
-    named = len(algorithm.own) + len(algorithm.uploads) + 2 * len(algorithm.broadcast)
-    vectors = (6 + bool(phase.local.momentum) + named) * num_parameters
-    held = vectors + rows * columns.padded + work.cohort * per_client * own
-    held += (work.states + work.num_clients) * len(algorithm.own) * num_parameters
-    jacobians = work.largest_client * work.num_classes * num_parameters if max_rank(phase) else 0
-    kept = min(jacobians * _FLOAT_BYTES, config.runtime.sketch_memory_mb * 2**20)
-    return sent * _FLOAT_BYTES, held * _FLOAT_BYTES + kept
+    return sent * _FLOAT_BYTES
 
 
-def _data_bytes(federation: Federation) -> float:
-    dataset = federation.dataset
-    return _FLOAT_BYTES * (dataset.train_images.numel() + dataset.test_images.numel())
+def _pairs_note(config: Config) -> str:
+    """What a large cohort costs where the server compares all pairs of clients; empty where it does not."""
+    phases = [phase for phase in config.schedule() if has_gram(phase)]
+    most = max((config.cohort_size() * max(1, max_rank(phase)) for phase in phases), default=0)
+    if most < _MANY:
+        return ""
+    name = max(phases, key=max_rank).server.aggregator.type
+    return (
+        f"server.aggregator: {name} compares all pairs of {most} vectors in every round: time and memory grow with the "
+        f"square, and the matrix of inner products alone takes {_megabytes(8 * most**2)} on every rank"
+    )
+
+
+def _shown(clients: Sequence[int]) -> str:
+    """The first of them, and how many there are."""
+    names = ", ".join(map(str, clients[:_SHOWN_CLIENTS])) or "none"
+    return names if len(clients) <= _SHOWN_CLIENTS else f"{names}, ... ({len(clients)} in all)"
 
 
 def _megabytes(count: float) -> str:

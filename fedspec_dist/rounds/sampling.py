@@ -21,8 +21,8 @@ _EMPTY_DRAWS = 1000
 def sample_cohort(config: Config, round_index: int, population: Sequence[int]) -> list[int]:
     """The clients that are asked to take part in a round, in ascending order; at least one."""
     if config.sampling == "bernoulli":
-        return _bernoulli(config.seed, round_index, population, config.mean_cohort() / len(population))
-    return _fixed(config.seed, round_index, population, config.cohort_size())
+        return _bernoulli(config.seed, round_index, population, config.mean_cohort(len(population)) / len(population))
+    return _fixed(config.seed, round_index, population, config.cohort_size(len(population)))
 
 
 def reporting(config: Config, round_index: int, sampled: Sequence[int]) -> list[int]:

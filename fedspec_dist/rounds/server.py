@@ -12,13 +12,13 @@ from torch import Tensor
 from fedspec_dist import seeding
 from fedspec_dist.clients.algorithms.base import LocalAlgorithm
 from fedspec_dist.clients.sequential import Filter
-from fedspec_dist.cohort import Clients, Cohort, Proxy, Sketches
+from fedspec_dist.cohort import Clients, Cohort, Direction, Proxy, Sketches
 from fedspec_dist.distributed.collectives import Collectives, SingleProcess, bits_sum, checksum
 from fedspec_dist.distributed.columns import Columns
 from fedspec_dist.distributed.update_matrix import UpdateMatrix, assemble, exchange
 from fedspec_dist.draws import keyed, keyed_parts
 from fedspec_dist.parameters import ParameterLayout
-from fedspec_dist.server.protocols import Aggregator, ServerOptimizer, Transform, Weighting
+from fedspec_dist.server.protocols import Aggregator, ServerOptimizer, Transform, Weighting, Weights
 
 
 class NonFiniteModelError(ValueError):
@@ -160,9 +160,11 @@ class FederatedServer:
         if self._proxy is not None:
             cohort = replace(cohort, proxy=self._proxy(round_index, self._matrix_collectives))
         weights = methods.weighting.weigh(cohort, self._weighting_state)
+        _require_kind("server.weights", methods.weighting, "weigh", weights, Weights)
         cohort = replace(cohort, weights=weights.values)
         transformed, diagnostics = self._transformed(cohort, round_index)
         direction = methods.aggregator.direction(transformed)
+        _require_kind("server.aggregator", methods.aggregator, "direction", direction, Direction)
         step = direction.slice
         if methods.filter is not None:
             whole = cohort.slicing.whole(step)
@@ -300,6 +302,15 @@ class ColumnSlicing:
         part = torch.cat(made) if made else torch.zeros(0, dtype=torch.float64)
         part[max(0, self.columns.num_columns - first * self.columns.width) :] = 0
         return part
+
+
+def _require_kind(key: str, method: object, function: str, result: object, kind: type) -> None:
+    """Ours hold this by themselves; a plugin's may not."""
+    if not isinstance(result, kind):
+        raise ValueError(
+            f"{key}: {function}() of {type(method).__name__} gave a {type(result).__name__}; allowed is a "
+            f"{kind.__module__}.{kind.__name__}"
+        )
 
 
 def _sketch_owners(facts: RoundFacts) -> list[list[int]]:

@@ -69,7 +69,7 @@ class Stage:
             self.fisher = DiagonalFisher(module, self.layout, self.task, images)
         self.uploads = (*self._algorithm.uploads, *([FISHER_DIAGONAL] if self.fisher else []))
         self.max_rank = max_rank(phase)
-        self.columns = cut_columns(config, phase, len(self.layout), runtime.num_ranks)
+        self.columns = cut_columns(config, phase, len(self.layout), runtime.num_ranks, len(federation.clients))
         self.server = FederatedServer(
             ServerMethods(
                 _make(methods.WEIGHTS, phase.server.weights),
@@ -174,9 +174,23 @@ def check_phase(config: Config, phase: Phase, module: nn.Module, layout: Paramet
         for choice in phase.server.transforms:
             _make(methods.TRANSFORMS, choice)
         _make(methods.SERVER_OPTIMIZERS, phase.server.optimizer)
+        _check_needs(phase)
         _make(methods.AGGREGATORS, phase.server.aggregator).check(layout.segments)
     except ValueError as error:
         raise ValueError(f"{prefix}{error}") from error
+
+
+def _check_needs(phase: Phase) -> None:
+    """Ours hold this by themselves; a plugin's may not."""
+    choice, needs = phase.server.aggregator, aggregator_needs(phase)
+    if unknown := sorted(set(needs) - {"sketches", FISHER_DIAGONAL}):
+        raise ValueError(f"server.aggregator: {choice.type} needs {unknown[0]!r}; allowed: sketches, {FISHER_DIAGONAL}")
+    settings = ("rank", "oversampling", "power_iterations")
+    if "sketches" in needs and not all(hasattr(choice, name) for name in settings):
+        raise ValueError(
+            f"server.aggregator: {choice.type} needs sketches, so it must have the parameters {', '.join(settings)}, "
+            "as fipa has"
+        )
 
 
 def _check_features(
@@ -224,13 +238,13 @@ def make_filter(choice: Any, layout: ParameterLayout) -> Filter:
 
 def max_rank(phase: Phase) -> int:
     """The most eigenvectors that a client brings to a round of this phase."""
-    return getattr(phase.server.aggregator, "rank", 0)
+    return int(getattr(phase.server.aggregator, "rank", 0)) if "sketches" in aggregator_needs(phase) else 0
 
 
-def cut_columns(config: Config, phase: Phase, num_parameters: int, num_ranks: int) -> Columns:
+def cut_columns(config: Config, phase: Phase, num_parameters: int, num_ranks: int, num_clients: int) -> Columns:
     """The column blocks of a phase's matrices, and who owns them."""
     cut = Columns.gathered if config.runtime.aggregation == "gather" else Columns.shared
-    return cut(num_parameters, num_ranks, max_rank(phase) * config.cohort_size())
+    return cut(num_parameters, num_ranks, max_rank(phase) * config.cohort_size(num_clients))
 
 
 def _make(table: Mapping[str, methods.Method], choice: Any) -> Any:

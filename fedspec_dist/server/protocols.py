@@ -30,9 +30,10 @@ class Aggregator(Protocol):
 
 
 class AnyLayers:
-    """What aggregators are that take any model, and by themselves remember nothing."""
+    """What aggregators are that take any model, and ask for no more than updates unless they say so in `needs`."""
 
     memory: ClassVar[tuple[str, ...]] = ()
+    needs: ClassVar[frozenset[str]] = frozenset()
 
     def check(self, segments: Sequence[Segment]) -> None:
         """Nothing to say."""

@@ -2,50 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-
-
-class Output:
-    """A stream as long as somebody reads it: a closed pipe or terminal costs the display, not the run.
-
-    What its encoding cannot express is escaped.
-    """
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
-
-    def write(self, text: str) -> int:
-        with self._given_up():
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with self._given_up():
-            self._stream.flush()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    @contextlib.contextmanager
-    def _given_up(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError:
-            # What is in the buffer would fail again, at the latest when Python exits.
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())
-            os.close(nowhere)
 
 
 class ConsoleTracker:
@@ -93,9 +57,9 @@ class ConsoleTracker:
 
 def print_summary(console: Console, summary: Mapping[str, Any], folder: Path) -> None:
     """The closing table: the numbers of `summary.json`, and where everything lies."""
-    table = Table(title=str(summary["name"]), show_header=False, title_justify="left")
+    table = Table(title=str(summary.get("name", "")), show_header=False, title_justify="left")
     for key, value in summary.items():
-        if key != "name":
+        if key != "name" and not isinstance(value, (dict, list)):  # what it was made with: for programs
             table.add_row(key, f"{value:.4f}" if isinstance(value, float) else str(value))
     console.print(table)
     print(f"run folder: {folder}", file=console.file, flush=True)

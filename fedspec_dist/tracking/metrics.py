@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from fedspec_dist.tracking.run_folder import cannot_write, finite_or_null, write_text
+from fedspec_dist.tracking.safe_files import open_own, read_objects
 
-log = logging.getLogger(__name__)
+# What readers take for numbers.
+_NUMBERS = ("test_accuracy", "test_loss", "train_loss", "bytes_exchanged")
+_TIMES = "seconds_"
 
 
 class Tracker(Protocol):
@@ -39,12 +42,17 @@ class MetricsFile:
     """
 
     def __init__(self, path: Path, resumed_round: int) -> None:
-        kept = [record for record in read(path) if record["round"] <= resumed_round]
-        if len(kept) < resumed_round:
-            log.warning("%s has lost %d of the %d rounds before", path, resumed_round - len(kept), resumed_round)
-        write_text(path, "".join(_line(record) for record in kept))
         self._path = path
-        self._file = path.open("a", encoding="utf-8")
+        kept = [record for record in read(path) if record["round"] <= resumed_round]
+        write_text(path, "".join(_line(record) for record in kept))
+        try:
+            self._file = os.fdopen(open_own(path, os.O_WRONLY | os.O_APPEND), "a", encoding="utf-8")
+        except OSError as error:
+            raise cannot_write(path, error) from error
+
+    @property
+    def file(self) -> IO[str]:
+        return self._file
 
     def log(self, record: Mapping[str, Any]) -> None:
         try:
@@ -64,17 +72,23 @@ def _line(record: Mapping[str, Any]) -> str:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """The whole records of a metrics file in order of their rounds, each once; broken lines are left out."""
-    if not path.exists():
-        return []
-    records: dict[int, dict[str, Any]] = {}
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and isinstance(record.get("round"), int):
-            records[record["round"]] = record
+    records = {record["round"]: record for record in read_objects(path) if _is_record(record)}
     return [records[number] for number in sorted(records)]
+
+
+def num_missing(path: Path, completed: int) -> int:
+    """How many of the first `completed` rounds have no record."""
+    return completed - sum(record["round"] <= completed for record in read(path))
+
+
+def _is_record(content: Mapping[str, Any]) -> bool:
+    """Whether readers find what they expect: a line may be JSON and yet be nobody's record."""
+    numbers = [value for key, value in content.items() if key in _NUMBERS or key.startswith(_TIMES)]
+    return type(content.get("round")) is int and content["round"] > 0 and all(map(_is_number_or_null, numbers))
+
+
+def _is_number_or_null(value: Any) -> bool:
+    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
 
 
 class Trackers:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import io
 import json
 import logging
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,11 +17,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from fedspec_dist.tracking.safe_files import create, open_own, read_object, remove_temporaries, temporary_name
+
 
 class OutputError(OSError):
     """A file of the run folder could not be written; the message says what to do."""
 
 
+_CHECKPOINT = re.compile(r"round-[0-9]{6,}")
 # What a fresh start does not delete.
 _KEPT = (".lock", ".meeting", "submission")
 
@@ -35,16 +41,15 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.model = path / "model.safetensors"
         self.tensorboard = path / "tensorboard"
+        self.plugins = path / "plugins"
         self.logs = path / "log"
         self._lock: IO[str] | None = None
+        self._held: dict[Path, int] = {}
 
     def finished(self) -> dict[str, Any] | None:
         """The summary of a run that ended as it should, else None."""
-        try:
-            summary = json.loads(self.summary.read_bytes())
-        except (OSError, ValueError):
-            return None
-        return summary if isinstance(summary, dict) and summary.get("status") == "finished" else None
+        summary = read_object(self.summary)
+        return summary if summary.get("status") == "finished" else None
 
     def open(self, fresh: bool) -> None:
         """Create the folder, take its lock and, with `fresh`, empty it.
@@ -55,18 +60,66 @@ class RunFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.path / ".lock").open("a+", encoding="utf-8")
+            self._lock = os.fdopen(open_own(self.path / ".lock", os.O_RDWR | os.O_APPEND), "a+", encoding="utf-8")
             self._take_lock(self._lock)
             if fresh:
                 self._empty()
+            remove_temporaries(self.path)
         except OSError as error:
             raise ValueError(
                 f"output: the run folder {self.path} cannot be written: {error.strerror}; choose another output=FOLDER"
             ) from error
+        self._refuse_what_is_in_the_way()
+        self.hold(self.path / ".lock", self._lock)
+
+    def hold(self, path: Path, file: IO[str]) -> None:
+        """From now on `check` expects to find this open file at its path, also when it has been closed here."""
+        self._held[path] = os.dup(file.fileno())
+
+    def check(self) -> None:
+        """That what this run has open is what lies in its folder, and that it is on the disk.
+
+        Raises:
+            OutputError: the folder or a file in it was deleted, moved or replaced; what the run would write now would
+                be lost, or be mixed with another run's.
+        """
+        for path, descriptor in self._held.items():
+            try:
+                _sync(descriptor)
+                here, there = os.fstat(descriptor), os.stat(path, follow_symlinks=False)
+                same = (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+            except FileNotFoundError:
+                same = False
+            except OSError as error:
+                if error.errno != errno.ESTALE:  # of NFS: deleted on its server
+                    raise cannot_write(path, error) from error
+                same = False
+            if not same:
+                raise OutputError(
+                    f"{path} was deleted, moved or replaced while this run was at work, so it ends here and saves no "
+                    f"more. Put the whole run folder back to {self.path} and start the same command again to resume "
+                    "from its newest checkpoint, or start over with --fresh or another output=FOLDER"
+                )
 
     def close(self) -> None:
+        for descriptor in self._held.values():
+            os.close(descriptor)
+        self._held.clear()
         if self._lock is not None:
             self._lock.close()
+
+    def _refuse_what_is_in_the_way(self) -> None:
+        """Now, not after hours of training."""
+        files = (self.config, self.environment, self.metrics, self.summary, self.model)
+        folders = (self.checkpoints, self.tensorboard, self.plugins, self.logs)
+        wrong = [path for path in files if path.exists() and not path.is_file()]
+        wrong += [path for path in folders if path.exists() and not path.is_dir()]
+        if wrong:
+            found = "no folder" if wrong[0] in folders else "no regular file"
+            raise ValueError(
+                f"output: {wrong[0]} is {found}, so this run cannot write there; delete it, or choose another "
+                "output=FOLDER"
+            )
 
     def _empty(self) -> None:
         """For a fresh start; how this one was submitted and where its ranks meet is of the present, not of the past."""
@@ -93,17 +146,29 @@ class RunFolder:
         file.flush()
 
 
+def checkpoints_in(folder: Path) -> list[Path]:
+    """What has the name of a checkpoint, newest first; whether it is one, its reader finds out."""
+    named = [path for path in folder.glob("round-*") if _CHECKPOINT.fullmatch(path.name)]
+    return sorted(named, key=round_of, reverse=True)
+
+
+def round_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("round-"))
+
+
 def write_text(path: Path, text: str) -> None:
     """A whole file, renamed into place.
 
     Raises:
         OutputError: the disk is full or cannot be written; what was there before stays.
     """
-    temporary = path.with_name(f".{path.name}")
+    temporary = temporary_name(path)
     try:
-        temporary.write_text(text, encoding="utf-8")
+        with os.fdopen(create(temporary), "w", encoding="utf-8") as file:
+            file.write(text)
         os.replace(temporary, path)
     except OSError as error:
+        temporary.unlink(missing_ok=True)
         raise cannot_write(path, error) from error
 
 
@@ -164,7 +229,25 @@ def log_to_console(rank: int, num_ranks: int, debug: bool = False) -> None:
     logging.getLogger("fedspec_dist").setLevel(logging.DEBUG)
 
 
+def _sync(descriptor: int) -> None:
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems cannot
+            raise
+
+
 class _LogFile(logging.FileHandler):
+    def _open(self) -> io.TextIOWrapper:
+        descriptor = open_own(Path(self.baseFilename), os.O_WRONLY | os.O_APPEND)
+        return io.TextIOWrapper(os.fdopen(descriptor, "ab"), encoding=self.encoding, errors=self.errors)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            super().emit(record)
+        except OSError:  # the file cannot be opened
+            self.handleError(record)
+
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         """A full disk ends the log file; whether it also ends the run is for the checkpoint to find out."""
         logging.getLogger().removeHandler(self)

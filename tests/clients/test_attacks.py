@@ -90,7 +90,7 @@ def test_krum_passes_over_the_one_that_scales(tmp_path: Path) -> None:
 
 
 def test_an_attack_that_leaves_the_numbers_is_named_like_any_other_update(tmp_path: Path) -> None:
-    config = tiny(["clients.attack={type: scale, fraction: 0.99, factor: 1e39}", "rounds=1"])
+    config = tiny(["clients.attack={type: gaussian, fraction: 0.99, std: 3e38}", "rounds=1"])
     with pytest.raises(NonFiniteUpdateError, match=r"^client \d returned a non-finite update in round 1"):
         run_job(config, tmp_path)
 
@@ -127,7 +127,7 @@ def test_a_run_writes_down_who_is_malicious(tmp_path: Path) -> None:
     settings = ["rounds=2", "local.epochs=1", "clients.attack=sign_flip", "server.transforms=fedgh"]
     run(tmp_path, *settings, ranks=2).expect(0)
     folder = run_folder(tmp_path)
-    malicious = json.loads((folder / "environment.json").read_text())["attackers"]
+    malicious = json.loads((folder / "environment.json").read_text())["starts"][-1]["attackers"]
     assert len(malicious) == 4
     for record in metrics_of(tmp_path):
         assert record["attackers"] == [client for client in record["cohort"] if client in malicious]

@@ -50,8 +50,9 @@ def rounds_of(folder: Path) -> int:
 
 def environment_of(folder: Path) -> dict[str, Any]:
     """Of the last start of the run: hosts, the round that it went on after."""
-    content: dict[str, Any] = json.loads((folder_of(folder) / "environment.json").read_text())
-    return content
+    content = json.loads((folder_of(folder) / "environment.json").read_text())
+    last: dict[str, Any] = content["starts"][-1]
+    return last
 
 
 def until(condition: Callable[[], Any], what: str, timeout_s: float = 60) -> None:

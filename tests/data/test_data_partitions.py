@@ -405,3 +405,23 @@ def test_a_sample_given_twice_is_noticed() -> None:
         checked([np.array([0, 1]), np.array([1])], 2)
     with pytest.raises(AssertionError, match="no client"):
         checked([np.array([0])], 2)
+
+
+@pytest.mark.parametrize(("alpha", "num_clients", "num_classes"), [(0.1, 1500, 10), (100.0, 300, 3), (0.01, 900, 40)])
+def test_dirichlet_balanced_draws_what_numpys_choice_draws(alpha: float, num_clients: int, num_classes: int) -> None:
+    labels = np.random.default_rng(1).integers(num_classes, size=9001)
+    found = partitions.dirichlet_balanced(Samples(labels), num_clients, np.random.default_rng(3), alpha=alpha)
+    rng, size = np.random.default_rng(3), len(labels) // num_clients
+    left = np.ones(len(labels), bool)
+    for client in found:
+        prior = rng.dirichlet(np.full(num_classes, alpha))
+        candidates = np.flatnonzero(left)
+        weights = prior[labels[candidates]]
+        possible = np.flatnonzero(weights / weights.sum() > 0)
+        if len(possible) <= size:
+            break  # what then happens is not asked here
+        share = weights[possible] / weights[possible].sum()
+        expected = candidates[rng.choice(possible, size, replace=False, p=share)]
+        assert np.array_equal(client, np.sort(expected))
+        left[expected] = False
+    assert left.sum() < 0.6 * len(labels), "many draws were compared"

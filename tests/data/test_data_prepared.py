@@ -209,7 +209,7 @@ def test_loser_of_the_race_takes_the_winners(tmp_path: Path, monkeypatch: pytest
     def write_while_another_node_wins(folder: Path, arrays: Arrays) -> None:
         write(folder, arrays)
         monkeypatch.setattr(prepared, "_write", write)
-        other = tmp_path / "prepared" / prepared._folder_name("npz", source)
+        other = folder.with_name(folder.name.removeprefix(".").partition(".tmp-")[0])
         write(other, arrays)
         inodes.append(other.stat().st_ino)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedspec_dist.distributed import update_matrix
 from fedspec_dist.distributed.collectives import Collectives, SingleProcess
 from fedspec_dist.distributed.columns import Columns
 from fedspec_dist.distributed.update_matrix import UpdateMatrix, assemble, exchange
@@ -69,6 +70,8 @@ def _all_operations(
         "combine_q": assemble(matrix.combine_q(z), columns, collectives),
         "columnwise": assemble(matrix.columnwise(_spread, other), columns, collectives),
         "segment_grams": matrix.segment_grams(_bounds(num_columns)),
+        "segment_dots": matrix.segment_dots(_bounds(num_columns), combined),
+        "segment_squares": matrix.segment_squares(_bounds(num_columns)),
     }
 
 
@@ -92,6 +95,8 @@ def test_operations_equal_dense_arithmetic(one_process: dict[str, Tensor]) -> No
         "combine_q": q @ (signs * torch.linspace(1, 2, NUM_ROWS, dtype=torch.float64)),
         "columnwise": rows.max(0).values - others.min(0).values,
         "segment_grams": torch.stack([rows[:, a:b] @ rows[:, a:b].T for a, b in _bounds(NUM_COLUMNS)]),
+        "segment_dots": torch.stack([rows[:, a:b] @ combined[a:b] for a, b in _bounds(NUM_COLUMNS)]),
+        "segment_squares": torch.stack([rows[:, a:b].square().sum(1) for a, b in _bounds(NUM_COLUMNS)]),
     }
     assert expected.keys() == one_process.keys()
     for name, value in expected.items():
@@ -116,6 +121,15 @@ def test_odd_shapes(num_rows: int, num_columns: int, tmp_path: Path) -> None:
     for results in run_ranks(_all_operations, 2, tmp_path, num_rows, num_columns):
         for name, value in alone.items():
             assert torch.equal(results[name], value), name
+
+
+def test_many_rows_are_multiplied_some_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(update_matrix, "_SUMMED_ENTRIES", 3 * 25)
+    columns = Columns.shared(NUM_COLUMNS, 1)
+    rows, others = _rows(25, NUM_COLUMNS), _rows(9, NUM_COLUMNS, seed=1)
+    matrix, other = (_matrix(some, columns, SingleProcess()) for some in (rows, others))
+    torch.testing.assert_close(matrix.gram(), rows.double() @ rows.double().T, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(matrix.inner(other), rows.double() @ others.double().T, rtol=1e-12, atol=1e-12)
 
 
 def _without_rows(collectives: Collectives) -> list[tuple[int, ...]]:

@@ -171,10 +171,11 @@ def test_what_a_careless_user_does_to_a_run_folder(tmp_path: Path, uninterrupted
         file.write(b"\xff\xfe half a li")
     assert "round-000004 passed over: model.safetensors is damaged" in _finish(tmp_path, uninterrupted, 0)
 
-    # No metrics, no summary, but a last checkpoint: finishes, and says what is lost.
+    # No metrics, no summary, but a last checkpoint: says what is lost, and finishes when that is accepted.
     (folder / "metrics.jsonl").unlink()
     (folder / "summary.json").unlink()
-    run(tmp_path, *CONFIG).expect(0, "has lost 8 of the 8 rounds before", "status")
+    run(tmp_path, *CONFIG).expect(1, "has lost 8 of the 8 rounds before", "--accept-changes")
+    run(tmp_path, *CONFIG, "--accept-changes").expect(0, "has lost 8 of the 8 rounds before", "status")
     assert model_of(tmp_path) == uninterrupted[0]
 
     # No checkpoints at all: starts over, and writes every round once.

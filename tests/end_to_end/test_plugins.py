@@ -6,6 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedspec_dist import methods
@@ -14,8 +15,12 @@ from tests.end_to_end.cli import ROOT, Job, results_of, run
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 (MODULE,) = re.findall(r"<!-- my_methods.py -->\n```python\n(.*?)```", PAGE, re.DOTALL)
-(COMMAND,) = re.findall(r"<!-- command -->\n```\n(.*?)\n```", PAGE, re.DOTALL)
-LAUNCHER, ARGUMENTS = COMMAND.split(" -m fedspec_dist.main ")
+(DATA,) = re.findall(r"<!-- my_data.py -->\n```python\n(.*?)```", PAGE, re.DOTALL)
+COMMANDS = [
+    command.split(" -m fedspec_dist.main ")
+    for command in re.findall(r"<!-- command -->\n```\n(.*?)\n```", PAGE, re.DOTALL)
+]
+(LAUNCHER, ARGUMENTS), (_, DATA_ARGUMENTS) = COMMANDS
 
 
 @pytest.fixture
@@ -33,6 +38,26 @@ def test_the_example_on_the_page_runs_with_the_same_bits_on_two_ranks_and_on_one
     assert results_of(folder, "alone") == together
     run(folder, "rounds=2", "output=fedavg").expect(0)
     assert results_of(folder, "fedavg")[0] != together[0]
+
+
+@pytest.mark.slow
+def test_the_data_set_on_the_page_runs_with_the_same_bits_on_two_ranks_and_on_one(folder: Path) -> None:
+    (folder / "my_data.py").write_text(DATA)
+    rng = np.random.default_rng(0)
+    for split, num in (("train", 1600), ("test", 40)):
+        labels = np.arange(num) % 10
+        pixels = rng.integers(17, size=(num, 64)) + labels[:, None]
+        np.savetxt(folder / f"{split}.csv", np.column_stack([labels, pixels]), delimiter=",")
+    with Job([*shlex.split(LAUNCHER), "-m", "fedspec_dist.main", *shlex.split(DATA_ARGUMENTS)], folder, {}) as job:
+        job.wait().expect(0, "finished")
+    together = results_of(folder)
+    run(folder, *shlex.split(DATA_ARGUMENTS), "output=alone").expect(0, "finished")
+    assert results_of(folder, "alone") == together
+    shorter = shlex.split(DATA_ARGUMENTS.replace("rounds=2", "rounds=1"))
+    (folder / "train.csv").write_text("1,2,3\n4,5,6\n")
+    run(folder, *shorter).expect(1)
+    (folder / "train.csv").write_text((folder / "test.csv").read_text().replace("0.000000000000000000e+00", "nan"))
+    run(folder, *shorter, "name=nan").expect(1, "data.dataset: lines: train")
 
 
 @pytest.mark.slow

@@ -9,8 +9,9 @@ import pytest
 
 from fedspec_dist.config import load
 from fedspec_dist.rounds.federation import build_model, load_federation
+from fedspec_dist.rounds.memory import Work
 from fedspec_dist.rounds.phases import check_patterns
-from fedspec_dist.rounds.plan import Work, plan_round, traffic_and_memory
+from fedspec_dist.rounds.plan import plan_round, traffic
 from tests.end_to_end.cli import results_of, run, run_folder
 
 pytestmark = pytest.mark.slow
@@ -50,7 +51,7 @@ def test_the_plan_foretells_the_bytes(overrides: list[str], tmp_path: Path) -> N
     for index, line in enumerate(lines):
         cohort, _, _, plan = plan_round(config, federation, index, 3)
         planned = sum(
-            traffic_and_memory(config, phase, len(layout), 3, rank, Work(len(cohort), len(positions), 0, 10, 0))[0]
+            traffic(config, phase, len(layout), 3, rank, Work(len(cohort), len(positions), 0, 10, 0, 20))
             for rank, positions in enumerate(plan)
         )
         measured = json.loads(line)["bytes_exchanged"]

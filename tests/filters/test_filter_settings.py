@@ -42,12 +42,12 @@ def test_possible_order_is_taken(order: str) -> None:
     assert from_config("order", order) == order
 
 
-@pytest.mark.parametrize(("number", "order"), [(0o123, "0123"), (0o321, "0321"), (1023, "1023"), (3210, "3210")])
+@pytest.mark.parametrize(("number", "order"), [(1023, "1023"), (3210, "3210")])
 def test_an_order_that_yaml_read_as_a_number_is_the_one_that_was_typed(number: int, order: str) -> None:
     assert from_config("order", number) == order
 
 
-@pytest.mark.parametrize("order", [True, 1.5, None, [0, 1, 2, 3]])
+@pytest.mark.parametrize("order", [True, 1.5, None, [0, 1, 2, 3], 83, 123, 0, -1023])
 def test_an_order_of_another_kind_is_refused(order: Any) -> None:
     with pytest.raises(ValidationError, match="valid string"):
         from_config("order", order)

@@ -19,7 +19,7 @@ import pytest
 from launch import attempts, cause, job, overdue, queue
 from launch.attempts import CANCELLED, FAILED, FINISHED, GAVE_UP, REQUEUED, STOPPED
 from launch.cause import cause_of_sigterm, find_cause
-from launch.job import Job, Rules, clean_environment, with_plain_path
+from launch.job import Job, Rules, clean_environment
 from launch.record import SubmissionFolder
 
 # As `scontrol show job` of SLURM 22.05 answered inside jobs that had just got SIGTERM.
@@ -342,18 +342,6 @@ def test_a_slurm_task_keeps_what_slurm_says() -> None:
     variables = {"SLURM_PROCID": "0", "WORLD_SIZE": "2"}
     clean_environment(variables, "slurm")
     assert variables == {"SLURM_PROCID": "0"}
-
-
-def test_a_config_whose_path_looks_like_an_override_is_copied(tmp_path: Path) -> None:
-    path = tmp_path / "lr=1" / "config.yaml"
-    path.parent.mkdir()
-    path.write_text("rounds: 3\n")
-    copy, option = with_plain_path([str(path), "--debug"])
-    assert "=" not in copy
-    assert Path(copy).read_text() == "rounds: 3\n"
-    assert option == "--debug"
-    Path(copy).unlink()
-    assert with_plain_path(["config.yaml"]) == ["config.yaml"]
 
 
 def test_a_job_can_be_pickled_by_reference() -> None:

@@ -244,7 +244,7 @@ def test_a_finished_run_is_not_submitted_again(cluster: Path, capsys: pytest.Cap
     write(folder / "submission" / "attempts.jsonl", "")
     assert submit.main(["rounds=3", "--fresh"]) == 0
     assert cluster.exists()
-    assert sorted(path.name for path in folder.iterdir()) == ["submission"]
+    assert sorted(path.name for path in folder.iterdir()) == [".lock", "submission"]
     assert (folder / "submission" / "attempts.jsonl").exists()
 
 

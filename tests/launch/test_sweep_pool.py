@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from fedspec_dist.tracking.run_folder import RunFolder, write_json
 from launch import drive, pool
 from launch.axes import Run, load_sweep
 from launch.outcomes import DIVERGED, Outcome, Outcomes
 from launch.pool import Pool, command, environment, least_used, visible_gpus
+from launch.start import SubmitError
 from launch.study import Study
 from launch.submission import Submission
 
@@ -415,3 +417,45 @@ def test_a_login_node_needs_no_torch() -> None:
     code = "import sys, launch.sweep; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=60).returncode == 0
+
+
+# ------------------------------------------------------------------------------------------ starting over
+
+
+TUNED = "seeds: [1, 2]\ntune: {over: {local.lr: [0.1, 0.2]}, seed: 0}\noverrides: [rounds=3]"
+
+
+def test_a_fresh_sweep_starts_every_run_over_once_also_those_that_the_tuning_leads_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(monkeypatch, FINISH)
+    assert drive.run_here(study_of(tmp_path, TUNED), 1, 2) == 0
+    folders = sorted((tmp_path / "runs").glob("*-*"))
+    assert len(folders) == 4
+    for folder in folders:
+        (folder / "of an earlier run").touch()
+    study = Study(study_of(tmp_path, TUNED).sweep, Outcomes(fresh=True))
+    assert len(study.waiting()) == 2, "the seeds are not known before the tuning has been done again"
+    assert all((folder / "of an earlier run").exists() for folder in folders), "asking deletes nothing"
+    assert drive.run_here(study, 1, 2) == 0
+    assert not list((tmp_path / "runs").rglob("of an earlier run"))
+    assert sorted((tmp_path / "runs").glob("*-*")) == folders
+    assert study_of(tmp_path, TUNED).waiting() == []
+
+
+def test_a_fresh_sweep_leaves_a_run_that_is_at_work_alone(tmp_path: Path) -> None:
+    study = Study(study_of(tmp_path).sweep, Outcomes(fresh=True))
+    run = study.waiting()[0]
+    at_work = RunFolder(run.folder)
+    at_work.open(fresh=False)
+    write_json(at_work.summary, {"status": "finished"})
+    with pytest.raises(SubmitError, match="is in use by process"):
+        study.start_over(run)
+    assert at_work.summary.exists()
+    at_work.close()
+
+
+def test_runs_are_told_that_changes_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(monkeypatch, FINISH + "import sys; pathlib.Path(FOLDER, 'told').write_text(' '.join(sys.argv[1:]))")
+    assert drive.run_here(study_of(tmp_path), 1, 2, accept_changes=True) == 0
+    assert [path.read_text() for path in (tmp_path / "runs").rglob("told")] == ["--accept-changes"] * 3

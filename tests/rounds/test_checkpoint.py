@@ -11,9 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor, nn
 
+from fedspec_dist import methods
+from fedspec_dist.main import main
+from fedspec_dist.models.network import Network
 from fedspec_dist.rounds import checkpoint
 from fedspec_dist.rounds.checkpoint import CheckpointError, SavedState, load_newest, save, write_model
+from tests.rounds.jobs import TINY
 
 FINGERPRINT = "0123abcd"
 
@@ -96,7 +101,7 @@ def _edit(path: Path, **changes: object) -> None:
         (lambda folder: (folder / "state.json").write_text(""), "passed over"),
         (lambda folder: (folder / "state.json").write_text("[1]"), "passed over"),
         (lambda folder: (folder / "state.json").write_bytes(b"\xff\xfe"), "passed over"),
-        (lambda folder: _edit(folder / "state.json", format=99), "format 99, this version reads 2"),
+        (lambda folder: _edit(folder / "state.json", format=99), "format 99, this version reads 3"),
         (lambda folder: _edit(folder / "state.json", config="ffffffff"), "belongs to config ffffffff, not 0123abcd"),
         (lambda folder: _edit(folder / "state.json", round=3), "is of round 3"),
         (lambda folder: _edit(folder / "state.json", round="ten"), "passed over"),
@@ -196,3 +201,95 @@ def test_the_final_model_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pyte
             write_model(path, _state(2).model)
     assert load_file(path)["steps"] == 1
     assert _names(tmp_path) == ["model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"files": {}}, "lists no files, not all that must be there"),
+        ({"client_files": 0}, "not all that must be there"),
+        ({"client_files": 3}, "not all that must be there"),
+        ({"client_files": -1}, "counts -1 files of clients"),
+        ({"client_files": True}, "counts True files of clients"),
+        ({"client_files": 10**12}, "not all that must be there"),
+        ({"files": {"model.safetensors": None}}, "not all that must be there"),
+        ({"identity": {"data": 1}}, "does not say what it was made with"),
+        ({"round": True}, "is of round True"),
+        ({"format": []}, "format []"),
+    ],
+)
+def test_a_description_is_believed_only_if_it_names_all_that_must_be_there(
+    changes: dict[str, object], reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(tmp_path, _state(5), keep=2)
+    _edit(save(tmp_path, _state(10), keep=2) / "state.json", **changes)
+    with caplog.at_level(logging.WARNING):
+        loaded = load_newest(tmp_path, FINGERPRINT)
+    assert loaded is not None
+    assert loaded.round == 5
+    assert reason in caplog.text
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "server.safetensors", "clients-00001.safetensors"])
+def test_a_file_that_is_not_listed_is_missed(name: str, tmp_path: Path) -> None:
+    path = save(tmp_path, _state(10), keep=2) / "state.json"
+    files = json.loads(path.read_text())["files"]
+    del files[name]
+    _edit(path, files=files)
+    (path.parent / name).unlink()
+    assert load_newest(tmp_path, FINGERPRINT) is None
+
+
+def test_sizes_are_compared_before_anything_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = save(tmp_path, _state(10), keep=2)
+    with (path / "server.safetensors").open("r+b") as file:
+        file.truncate(2**40)  # sparse; reading it takes minutes
+    with caplog.at_level(logging.WARNING):
+        assert load_newest(tmp_path, FINGERPRINT) is None
+    assert "server.safetensors is damaged (1099511627776 bytes, " in caplog.text
+
+
+class Tied(Network):
+    """Two layers with one weight."""
+
+    def __init__(self, input_shape: tuple[int, int, int], num_classes: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(input_shape[1] * input_shape[2], 8)
+        self.second, self.third = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.third.weight = self.second.weight
+        self.fc = nn.Linear(8, num_classes)
+
+    def backbone(self, images: Tensor, levels: list[Tensor] | None) -> Tensor:
+        return self.third(self.second(self.first(images.flatten(1)).relu()).relu())
+
+
+@pytest.mark.parametrize("write", ["checkpoint", "model"])
+def test_tensors_that_share_memory_are_in_the_file_under_each_name(write: str, tmp_path: Path) -> None:
+    model = Tied((1, 4, 4), 3)
+    if write == "model":
+        write_model(tmp_path / "model.safetensors", model.state_dict())
+        stored = load_file(tmp_path / "model.safetensors")
+    else:
+        saved = SavedState(1, FINGERPRINT, model.state_dict(), {})
+        stored = load_file(save(tmp_path, saved, keep=1) / "model.safetensors")
+    other = Tied((1, 4, 4), 3)
+    other.load_state_dict(stored)  # strict: every name is there
+    assert torch.equal(other.second.weight, model.second.weight)
+    assert other.third.weight is other.second.weight
+
+
+def test_a_run_with_tied_weights_stops_resumes_and_finishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(methods.MODELS, "tied", methods.method("tests.rounds.test_checkpoint:Tied"))
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", list(root.handlers))
+    arguments = [*TINY, "model=tied", "rounds=3", "checkpoint.every=1"]
+    assert main([*arguments, f"output={tmp_path / 'whole'}"]) == 0
+    assert main([*arguments, f"output={tmp_path / 'stopped'}"]) == 0
+    (whole,), (stopped,) = (tmp_path / "whole").iterdir(), (tmp_path / "stopped").iterdir()
+    for name in ("summary.json", "model.safetensors"):
+        (stopped / name).unlink()
+    shutil.rmtree(stopped / "checkpoints" / "round-000003")
+    assert main([*arguments, f"output={tmp_path / 'stopped'}"]) == 0
+    stored = load_file(stopped / "model.safetensors")
+    assert torch.equal(stored["second.weight"], stored["third.weight"])
+    assert (stopped / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 from fedspec_dist.config import Config
 from fedspec_dist.distributed.collectives import Collectives, SingleProcess
 from fedspec_dist.draws import keyed
+from fedspec_dist.methods import FAMILIES
 from fedspec_dist.models.modes import evaluating
 from fedspec_dist.rounds.federation import build_model, load_federation
 from fedspec_dist.rounds.server import RanksDisagreeError
@@ -77,6 +80,16 @@ def _runs(collectives: Collectives, folder: str, until: int | None, names: list[
         assert np.array_equal(np.random.get_state()[1], before[1]), f"{name} leaves a trace in numpy's"
         assert random.getstate() == before[2], f"{name} leaves a trace in python's"
     return found
+
+
+@pytest.fixture(autouse=True)
+def _plugin_is_gone_afterwards() -> Iterator[None]:
+    """From this process: other tests walk through all methods that there are."""
+    yield
+    sys.modules.pop("tests.rounds.random_methods", None)
+    for family in FAMILIES.values():
+        for name in ("random_plugin", "unkeyed"):
+            family.table.pop(name, None)
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import torch
 from fedspec_dist import methods
 from fedspec_dist.config import Config, load
 from fedspec_dist.rounds.federation import balanced_subset, build_model, load_federation, proxy_share, quota
+from fedspec_dist.rounds.sampling import sample_cohort
 
 LABELS = np.array([0, 1, 1, 2, 0, 1, 2, 2, 2, 1, 0, 0])
 IDS = np.array(["f2", "f1", "f1", "f2", "g7", "f1", "g7", "f2", "f1", "h0", "h0", "h0"])
@@ -47,6 +48,51 @@ def test_some_of_the_natural_clients(tmp_path: Path) -> None:
     assert held[0] < held[1]
     assert all(np.array_equal(one, other) for one, other in zip(federation.clients, again.clients, strict=True))
     assert federation.class_counts.sum() == sum(len(samples) for samples in federation.clients)
+
+
+def test_all_natural_clients_take_part_when_their_number_is_not_given(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for override in ("data.partition=natural", "data.partition={type: natural, clients: null}"):
+        config = config_of(tmp_path, override, "clients_per_round=0.5", train_clients=IDS)
+        federation = load_federation(config, prepares=True)
+        assert [samples.tolist() for samples in federation.clients] == [[1, 2, 5, 8], [0, 3, 7], [4, 6], [9, 10, 11]]
+        assert federation.ids is None
+        assert len(sample_cohort(config, 0, federation.population)) == 2
+        assert sum(len(sample_cohort(load_bernoulli(config), t, federation.population)) for t in range(50)) > 80
+    with pytest.raises(ValueError, match=r"^clients_per_round: got 5, but only 4 of 4 clients have data"):
+        load_federation(config_of(tmp_path, override, "clients_per_round=5", train_clients=IDS), prepares=True)
+    assert "take part" not in caplog.text
+    assert load(None).data.partition.clients == 20  # what other partitions have unless told
+
+
+def load_bernoulli(config: Config) -> Config:
+    return config.model_copy(update={"sampling": "bernoulli"})
+
+
+def test_who_takes_part_of_the_natural_clients_is_said_and_recorded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config_of(tmp_path, partition="{type: natural, clients: 2}", train_clients=IDS)
+    federation = load_federation(config, prepares=True)
+    names = np.unique(IDS)
+    assert federation.ids is not None
+    assert [set(IDS[samples]) for samples in federation.clients] == [{names[number]} for number in federation.ids]
+    used = sum(map(len, federation.clients))
+    assert f"2 of the 4 clients of the data set take part, with {used} of its 12 samples" in caplog.text
+    assert ", ".join(map(str, federation.ids)) in caplog.text
+
+
+def test_samples_that_nobody_has_and_classes_that_do_not_occur_are_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    load_federation(config_of(tmp_path, partition="{type: dirichlet_balanced, clients: 5}"), prepares=True)
+    assert "2 of 12 training samples belong to no client" in caplog.text
+    assert "classes occur" not in caplog.text
+    gaps = config_of(tmp_path, "data.num_classes=11", partition="{type: iid, clients: 5}")
+    load_federation(gaps, prepares=True)
+    assert "3 of 11 classes occur in the training samples (labels 0 to 2); data.renumber=true" in caplog.text
 
 
 def test_natural_clients_that_are_not_there(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ LOCAL = [(n, choice(n, chosen)) for n, method in LOCAL_ALGORITHMS.items() for ch
 AUGMENTS = ["[]", "[flip]", "[crop]", "[{type: crop, padding: 1, mode: zero}]", "[flip, {type: crop, padding: 2}]"]
 AMOUNTS = [["local.epochs=1"], ["local.epochs={min: 1, max: 2}"], ["local.steps=1"], ["local.steps={min: 1, max: 3}"]]
 # Nine kinds times five augmentations: each meets each amount in turn.
-KEPT = [choice(name, {}) for name in FILTERS] + ["{type: rfft, ratio: 0.3, order: random, schedule: [[1, 0.2]]}"]
+KEPT = [choice(name, {}) for name in FILTERS] + ["{type: rfft, order: random, schedule: [[1, 0.2]]}"]
 
 
 @functools.cache

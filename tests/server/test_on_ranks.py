@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,10 +19,13 @@ from fedspec_dist.distributed.update_matrix import UpdateMatrix, exchange
 from fedspec_dist.methods import AGGREGATORS, WEIGHTS
 from fedspec_dist.parameters import Segment
 from fedspec_dist.rounds.server import ColumnSlicing
+from fedspec_dist.server.aggregators import fedgh, fedlws
+from fedspec_dist.server.weights import fedawa
 from tests.distributed.harness import run_ranks
 from tests.reference import DenseRows, dense_cohort
 from tests.server.test_weightings import Hills
 
+LARGE = {"fedgh": fedgh, "fedlws": fedlws, "weights fedawa": fedawa}
 # Five blocks of 1024 columns, the last one padded: neither 2 nor 3 ranks divide them.
 K = 5
 SEGMENTS = (
@@ -91,6 +96,15 @@ def _results(cohort: Cohort) -> dict[str, Any]:
     return found
 
 
+def _as_of_many(cohort: Cohort) -> dict[str, Any]:
+    """What is computed in another way for large cohorts, done so for this one."""
+    with ExitStack() as stack:
+        for module in LARGE.values():
+            stack.enter_context(mock.patch.object(module, "_FEW", 0))
+        found = _results(cohort)
+    return {name: found[name] for name in LARGE}
+
+
 def _on_ranks(collectives: Collectives) -> dict[str, Any]:
     return _results(spread(dense_round(), Columns.shared(P, collectives.num_ranks, K), collectives))
 
@@ -113,6 +127,39 @@ def test_the_round_tells_the_methods_apart(alone: dict[str, Any]) -> None:
         for i, one in enumerate(family):
             for other in family[:i]:
                 assert not torch.allclose(alone[one][0], alone[other][0], rtol=1e-3, atol=1e-6), (one, other)
+
+
+def _many_on_ranks(collectives: Collectives) -> dict[str, Any]:
+    return _as_of_many(spread(dense_round(), Columns.shared(P, collectives.num_ranks, K), collectives))
+
+
+def test_large_cohorts_are_computed_in_another_way_with_the_same_result(alone: dict[str, Any], tmp_path: Path) -> None:
+    many = _many_on_ranks(SingleProcess())
+    for name, (values, diagnostics) in many.items():
+        torch.testing.assert_close(values, alone[name][0], rtol=1e-9, atol=1e-9, msg=name)
+        assert alone[name][1] == pytest.approx(diagnostics, rel=1e-6, abs=1e-6), name
+    for found in run_ranks(_many_on_ranks, 3, tmp_path):
+        for name, (values, diagnostics) in many.items():
+            assert torch.equal(found[name][0], values), name
+            assert found[name][1] == diagnostics, name
+
+
+@pytest.mark.parametrize("name", ["fedlws", "weights fedawa"])
+def test_a_thousand_and_more_clients_are_no_matrix_of_clients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Tensor:
+        raise AssertionError(f"{name} asked for K x K numbers")
+
+    num, generator = 1500, torch.Generator().manual_seed(0)
+    updates = torch.randn(num, P, generator=generator) / 10
+    cohort = dense_cohort(updates, updates[0] + 1, num_samples=[3] * num, segments=SEGMENTS)
+    monkeypatch.setattr(DenseRows, "gram", refuse)
+    monkeypatch.setattr(DenseRows, "segment_grams", refuse)
+    if name == "fedlws":
+        assert AGGREGATORS[name].build().direction(cohort).slice.isfinite().all()
+    else:
+        weighting = WEIGHTS["fedawa"].build()
+        values = weighting.weigh(cohort, weighting.initial_state(cohort.clients.num_samples)).values
+        assert float(values.sum()) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])

@@ -79,6 +79,8 @@ def _asked(matrix: Any, cohort: Cohort, other: Any) -> dict[str, Tensor]:
     return {
         "gram": matrix.gram(),
         "segment_grams": matrix.segment_grams(LAYERS),
+        "segment_dots": matrix.segment_dots(LAYERS, theta),
+        "segment_squares": matrix.segment_squares(LAYERS),
         "inner": matrix.inner(cohort.sketches.rows),
         "inner from outside": cohort.sketches.rows.inner(matrix),
         "inner with another": matrix.inner(other),

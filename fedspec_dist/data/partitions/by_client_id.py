@@ -7,11 +7,11 @@ import numpy as np
 from .samples import Clients, Samples, checked
 
 
-def natural(samples: Samples, num_clients: int, rng: np.random.Generator) -> Clients:
+def natural(samples: Samples, num_clients: int | None, rng: np.random.Generator) -> Clients:
     """Each client holds the samples of one id: who wrote, photographed or measured them.
 
-    With fewer clients than ids a random subset of the ids is used, in ascending order; samples of the others are
-    unused.
+    There are as many clients as ids when their number is not given. With fewer clients than ids a random subset of the
+    ids is used, in ascending order; samples of the others are unused.
 
     Raises:
         ValueError: the data set has no ids, or fewer than clients.
@@ -23,10 +23,11 @@ def natural(samples: Samples, num_clients: int, rng: np.random.Generator) -> Cli
             "another partition"
         )
     ids = np.unique(samples.client_ids)
+    num_clients = len(ids) if num_clients is None else num_clients
     if not 1 <= num_clients <= len(ids):
         raise ValueError(
             f"data.partition.clients: {num_clients} given; allowed is 1 to {len(ids)}, the number of clients in the "
-            "data set"
+            "data set, or null for all of them"
         )
     chosen = np.sort(rng.choice(ids, num_clients, replace=False))
     order = np.argsort(samples.client_ids, kind="stable")

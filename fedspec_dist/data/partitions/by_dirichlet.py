@@ -70,14 +70,59 @@ def dirichlet_balanced(samples: Samples, num_clients: int, rng: np.random.Genera
     labels = samples.labels
     num_classes = int(labels.max()) + 1
     size = len(labels) // num_clients
-    unassigned = np.ones(len(labels), dtype=bool)
+    remaining = _Remaining(labels, num_classes)
     clients = []
     for _ in range(num_clients):
         prior = _dirichlet(alpha, num_classes, rng)
-        chosen = _draw_weighted(np.flatnonzero(unassigned), prior, labels, size, rng)
-        unassigned[chosen] = False
+        chosen = remaining.draw_few(prior, size, rng)
+        if chosen is None:
+            chosen = _draw_weighted(np.flatnonzero(remaining.unassigned), prior, labels, size, rng)
+        remaining.take(chosen)
         clients.append(chosen)
     return checked(clients, len(labels), complete=False)
+
+
+class _Remaining:
+    """The samples that nobody has yet, counted in blocks, so that a few of very many are drawn in little time."""
+
+    _BLOCK, _MANY, _MOST_DRAWN = 256, 4096, 64
+    # Sums over blocks and sums over samples differ in their last digits; what lies nearer is not told apart here.
+    _NEAR = 1e-9
+
+    def __init__(self, labels: np.ndarray, num_classes: int) -> None:
+        padding = -len(labels) % self._BLOCK
+        self._labels = np.concatenate([labels, np.zeros(padding, labels.dtype)]).reshape(-1, self._BLOCK)
+        self._open = np.concatenate([np.ones(len(labels), bool), np.zeros(padding, bool)]).reshape(-1, self._BLOCK)
+        self.unassigned = self._open.reshape(-1)[: len(labels)]
+        num_blocks = len(self._labels)
+        places = np.arange(num_blocks)[:, None] * num_classes + self._labels
+        self._counts = np.bincount(places[self._open], minlength=num_blocks * num_classes).reshape(num_blocks, -1)
+
+    def take(self, chosen: np.ndarray) -> None:
+        self.unassigned[chosen] = False
+        np.subtract.at(self._counts, (chosen // self._BLOCK, self._labels.reshape(-1)[chosen]), 1)
+
+    def draw_few(self, prior: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray | None:
+        """What `_draw_weighted` would draw with this generator; None, and nothing drawn, where that is not sure."""
+        weights = self._counts @ prior  # of the blocks
+        ends = np.cumsum(weights)
+        total = ends[-1]
+        if size > self._MOST_DRAWN or not total > 0 or (prior[prior > 0] < 1e-290 * total).any():
+            return None
+        if self._counts[:, prior > 0].sum() < self._MANY:
+            return None
+        before = rng.bit_generator.state
+        points = rng.random(size) * total
+        blocks = np.searchsorted(ends, points, side="right").clip(max=len(ends) - 1)
+        inside = np.where(self._open[blocks], prior[self._labels[blocks]], 0.0)  # [size, _BLOCK]
+        sums = np.cumsum(inside, axis=1) + (ends[blocks] - weights[blocks])[:, None]
+        places = (sums <= points[:, None]).sum(axis=1)
+        chosen = blocks * self._BLOCK + places
+        near = np.abs(sums - points[:, None]).min(initial=np.inf) < self._NEAR * total
+        if near or places.max() >= self._BLOCK or len(np.unique(chosen)) < size:
+            rng.bit_generator.state = before
+            return None
+        return chosen
 
 
 def capped_shares(shares: np.ndarray, sizes: np.ndarray, cap: float) -> np.ndarray:

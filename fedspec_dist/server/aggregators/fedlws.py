@@ -16,6 +16,10 @@ from fedspec_dist.parameters import Segment
 from fedspec_dist.server.protocols import AnyLayers
 from fedspec_dist.server.vectors import inner
 
+# Of so many clients every layer's Gram matrix is asked for. Of more, they would take more memory and messages than they
+# save.
+_FEW = 256
+
 
 class FedLws(AnyLayers):
     """For each layer `l`, the next model is `gamma_l (theta_l + d_l)` with `d = sum_k w_k u_k`:
@@ -48,10 +52,15 @@ class FedLws(AnyLayers):
     def direction(self, cohort: Cohort) -> Direction:
         assert cohort.segments, "fedlws needs to know the layers"
         bounds = layer_groups(cohort.segments)
-        grams = cohort.updates.segment_grams(bounds)
-        tau = (self.beta * mean_distances(grams)).clamp(self.min_tau, self.max_tau)
-        gamma = shrinking(layer_norms(cohort.theta, bounds), tau, update_norms(grams, cohort.weights))
         update = cohort.updates.combine(cohort.weights)
+        if cohort.updates.num_rows <= _FEW:
+            grams = cohort.updates.segment_grams(bounds)
+            distances, norms = mean_distances(grams), update_norms(grams, cohort.weights)
+        else:
+            distances = _distances_from_the_mean(cohort, bounds)
+            norms = layer_norms(cohort.slicing.whole(update), bounds)
+        tau = (self.beta * distances).clamp(self.min_tau, self.max_tau)
+        gamma = shrinking(layer_norms(cohort.theta, bounds), tau, norms)
         scale = cohort.slicing.slice(spread(gamma, bounds).to(update))
         theta = cohort.slicing.slice(cohort.theta).double()
         diagnostics = {"fedlws/gamma_mean": float(gamma.mean()), "fedlws/gamma_min": float(gamma.min())}
@@ -81,6 +90,15 @@ def _has_norm(tensors: Sequence[Segment]) -> bool:
 def mean_distances(grams: Tensor) -> Tensor:
     """`mean_k || u_k - mean_j u_j ||`, `[L]`, from `grams [L, K, K]`."""
     squared = grams.diagonal(dim1=1, dim2=2) - 2 * grams.mean(2) + grams.mean((1, 2)).unsqueeze(1)
+    return squared.clamp(min=0).sqrt().mean(1)
+
+
+def _distances_from_the_mean(cohort: Cohort, bounds: Sequence[tuple[int, int]]) -> Tensor:
+    """The same without a matrix of the clients: from each row's products with itself and with the mean."""
+    num = cohort.updates.num_rows
+    mean = cohort.updates.combine(torch.full((num,), 1 / num, dtype=torch.float64))
+    along = cohort.updates.segment_dots(bounds, mean)  # [L, K]
+    squared = cohort.updates.segment_squares(bounds) - 2 * along + along.mean(1, keepdim=True)
     return squared.clamp(min=0).sqrt().mean(1)
 
 

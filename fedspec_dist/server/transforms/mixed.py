@@ -65,6 +65,13 @@ class Mixed:
         grams = term.rows.segment_grams(bounds)
         return torch.stack([term.onto(term.onto(gram).T).T for gram in grams]) if len(grams) else grams
 
+    def segment_dots(self, bounds: Sequence[tuple[int, int]], vector_slice: Tensor) -> Tensor:
+        first, *others = [term.onto(term.rows.segment_dots(bounds, vector_slice).T).T for term in self._terms]
+        return sum(others, start=first)
+
+    def segment_squares(self, bounds: Sequence[tuple[int, int]]) -> Tensor:
+        return self._rows().segment_squares(bounds)
+
     def inner(self, other: RowMatrix) -> Tensor:
         theirs = other._terms if isinstance(other, Mixed) else [Term(_ones(other.num_rows), other)]
         total = torch.zeros(self.num_rows, other.num_rows, dtype=torch.float64)

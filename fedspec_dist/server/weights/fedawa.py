@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf, sqrt
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from fedspec_dist.server.vectors import inner
 # What the released program gives each optimizer: lr and weight decay.
 RELEASED = {"adam": (0.001, 0.0), "sgd": (0.01, 5e-4)}
 OPTIMIZERS = tuple(RELEASED)
+# Of so many clients the Gram matrix is asked for. Of more, it would take more memory and messages than what it saves.
+_FEW = 1024
 # Below this share of the largest squared norm, a squared distance is rounding of the Gram matrix.
 _NO_DISTANCE = 1e-13
 
@@ -100,14 +103,24 @@ class FedAwa:
 class ClientVectors:
     """What the loss needs of the updates `u_k [P]` and of `theta [P]`, all float64."""
 
-    gram: Tensor  # [K, K], u_k . u_j
+    squared: Tensor  # [K], u_k . u_k
+    along_mean: Callable[[Tensor], Tensor]  # w [K] -> u_k . sum_j w_j u_j, [K]
     along: Tensor  # [K], u_k . theta
     squared_norm: float  # theta . theta
 
     @classmethod
     def of(cls, cohort: Cohort) -> ClientVectors:
-        along = cohort.updates.dot(cohort.slicing.slice(cohort.theta))
-        return cls(cohort.updates.gram(), along, inner(cohort.theta, cohort.theta))
+        updates = cohort.updates
+        along, squared_norm = updates.dot(cohort.slicing.slice(cohort.theta)), inner(cohort.theta, cohort.theta)
+        if updates.num_rows <= _FEW:
+            gram = updates.gram()
+            return cls(gram.diagonal(), lambda w: (gram * w).sum(1), along, squared_norm)
+
+        def along_mean(w: Tensor) -> Tensor:
+            product: Tensor = _Symmetric.apply(w, lambda vector: updates.dot(updates.combine(vector)))
+            return product
+
+        return cls(updates.norms().square(), along_mean, along, squared_norm)
 
     def losses(self, w: Tensor) -> tuple[Tensor, Tensor]:
         """The two terms of `L` at the weights `w [K]`."""
@@ -115,12 +128,25 @@ class ClientVectors:
 
     def cosines(self) -> Tensor:
         """`cos(theta, theta + u_k)`, `[K]`; 0 where one of them is zero."""
-        squared = (self.squared_norm + 2 * self.along + self.gram.diagonal()).clamp(min=0)
+        squared = (self.squared_norm + 2 * self.along + self.squared).clamp(min=0)
         return (self.squared_norm + self.along) / (sqrt(self.squared_norm) * squared.sqrt()).clamp(min=1e-8)
 
     def distances(self, w: Tensor) -> Tensor:
         """`|| u_k - sum_j w_j u_j ||`, `[K]`, with gradient 0 where it is 0."""
-        mean = (self.gram * w).sum(1)
-        squared = self.gram.diagonal() - 2 * mean + (w * mean).sum()
-        apart = squared > _NO_DISTANCE * self.gram.diagonal().max()
+        mean = self.along_mean(w)
+        squared = self.squared - 2 * mean + (w * mean).sum()
+        apart = squared > _NO_DISTANCE * self.squared.max()
         return torch.where(apart, squared, 1.0).sqrt() * apart
+
+
+class _Symmetric(torch.autograd.Function):
+    """A product with a symmetric matrix, which is also the product that its derivative needs."""
+
+    @staticmethod
+    def forward(context: Any, w: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
+        context.product = product
+        return product(w)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return context.product(gradient), None

@@ -1,0 +1,182 @@
+"""How much memory a rank will hold, from what a round has alive at the same time: `--plan`, nothing is trained.
+
+Numbers in the tables below were measured with torch 2.14 on a CPU, one thread; docs/running.md says how well they
+foretell whole runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedspec_dist.config import Config, Phase
+from fedspec_dist.distributed.columns import Columns
+from fedspec_dist.parameters import ParameterLayout
+from fedspec_dist.rounds.federation import Federation
+from fedspec_dist.rounds.stage import FISHER_DIAGONAL, aggregator_needs, cut_columns, filtered_layers, make_algorithm
+from fedspec_dist.rounds.stage import max_rank as max_rank_of
+
+_FLOAT_BYTES = 4
+_PROCESS_BYTES = 560_000_000  # python with torch, once a model of any size has been trained
+_CUDA_BYTES = 800_000_000  # a context with its kernels, and NCCL's buffers; an estimate, not measured
+# Copies of the layers of one form that a filter makes while it works, and one that it keeps.
+_FILTER_COPIES = {"none": 0, "gradient_centralization": 2, "lapd": 9, "gaussian": 9, "l2_rescale": 6}
+_OTHER_FILTER_COPIES, _FILTER_KEEPS = 5, 1
+# Of a rank's columns, in float32: the direction, the old and the new model, and what an optimizer makes in between.
+_STEP_COPIES = {"sgd": 9, "momentum": 9}
+_OTHER_STEP_COPIES = 13
+_JACOBIAN_BLOCK_BYTES = 2**27  # of fisher.products, beside those that are kept
+_SKETCH_COPIES = 5  # of the [P, rank + oversampling] matrix whose subspace is iterated
+# A large Gram matrix, and what is made of it while ranks add it up or the method reads it.
+_GRAM_COPIES = {"fedgh": 1.5}
+_SAMPLES_TRIED = 4
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a rank has to do in a round, as far as its memory depends on it."""
+
+    cohort: int  # clients
+    num_clients: int  # of them, that this rank trains
+    largest_client: int  # samples
+    num_classes: int
+    states: int  # clients whose home it is
+    population: int  # all clients
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes that a model takes for one image."""
+
+    trained: int  # kept for the backward pass
+    evaluated: int  # of the largest layer, its input and output
+
+    @classmethod
+    def of(cls, module: nn.Module, images: Tensor) -> Activations:
+        """Measured on some images; the model is left as it was."""
+        images = images[:_SAMPLES_TRIED].clone()  # in memory of its own, which is counted
+        kept: dict[int, int] = {}
+        largest = [0]
+        parameters = {p.untyped_storage().data_ptr() for p in module.parameters()}
+
+        def keep(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in parameters:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        def see(_: nn.Module, inputs: tuple[object, ...], outputs: object) -> None:
+            sizes = [t.nbytes for t in (*inputs, outputs) if isinstance(t, Tensor)]
+            largest[0] = max(largest[0], sum(sizes))
+
+        handles = [layer.register_forward_hook(see) for layer in module.modules()]
+        was_training = module.training
+        with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            outputs = module.train()(images)  # alive until all is counted: freed memory may be given out twice
+        module.train(was_training)
+        for handle in handles:
+            handle.remove()
+        return cls(sum(kept.values()) // len(outputs), largest[0] // len(outputs))
+
+
+def held(
+    config: Config,
+    phase: Phase,
+    layout: ParameterLayout,
+    activations: Activations,
+    federation: Federation,
+    num_ranks: int,
+    rank: int,
+    work: Work,
+) -> int:
+    """Bytes that a rank holds at most, with its process and its share of the data set.
+
+    That is what stays, and the largest of what is there besides while clients train, while rows are exchanged for
+    columns, while the server works, while the model is tested and while a checkpoint is written. What clients keep is
+    counted as once all have taken part.
+    """
+    columns = cut_columns(config, phase, len(layout), num_ranks, work.population)
+    own = columns.count(rank) * columns.width
+    rank_of_sketches = max_rank_of(phase)
+    stays = _stays(phase, layout, columns, own, work)
+    sent = 1 + len(make_algorithm(phase).uploads) + (FISHER_DIAGONAL in aggregator_needs(phase))
+    rows = work.num_clients * sent * columns.padded
+    sketches = work.num_clients * rank_of_sketches * len(layout)  # at most; as the clients made them
+    blocks = work.cohort * (sent + rank_of_sketches) * own
+    moving = work.num_clients * max(1, rank_of_sketches) * columns.padded  # one matrix at a time
+    arriving = work.cohort * max(1, rank_of_sketches) * own if num_ranks > 1 else 0
+    moments = {
+        "training": rows + sketches + _training(phase, layout),
+        "exchange": rows + 3 * sketches + moving + arriving + blocks,
+        "server": rows + 3 * sketches + blocks + _server(phase, own, work, rank_of_sketches),
+        "checkpoint": 2 * sum(segment.size for segment in layout.segments) if rank == 0 else 0,
+    }
+    batch = max(phase.local.batch_size, 1) if work.num_clients else 0
+    more = {
+        "training": min(batch, work.largest_client) * activations.trained + _curvature(config, phase, layout, work),
+        "evaluation": config.eval.batch_size * activations.evaluated,
+    }
+    largest = max(_FLOAT_BYTES * moments.get(name, 0) + more.get(name, 0) for name in {*moments, *more})
+    return _FLOAT_BYTES * stays + largest + data_bytes(federation) + _PROCESS_BYTES + _device_bytes(config)
+
+
+def data_bytes(federation: Federation) -> int:
+    """Of the data set as every rank has it; on CPUs, the ranks of a host share what was read from files."""
+    dataset = federation.dataset
+    return sum(t.nbytes for t in (dataset.train_images, dataset.test_images, dataset.train_labels, dataset.test_labels))
+
+
+def _stays(phase: Phase, layout: ParameterLayout, columns: Columns, own: int, work: Work) -> int:
+    """Float32 numbers that outlive a round: of the executor, the server and the clients, and the round's model."""
+    algorithm = make_algorithm(phase)
+    named = len(algorithm.own) + len(algorithm.uploads) + 2 * len(algorithm.broadcast)
+    vectors = (6 + bool(phase.local.momentum) + named) * len(layout)
+    states = {"sgd": 0, "momentum": 2}.get(phase.server.optimizer.type, 4)  # float64
+    clients = (work.states + work.num_clients) * len(algorithm.own) * len(layout)
+    filters = sum(_FILTER_KEEPS * _largest_form(choice, layout) for choice in (phase.filter, phase.server.filter))
+    return vectors + (len(algorithm.server) + states) * own + clients + filters
+
+
+def _training(phase: Phase, layout: ParameterLayout) -> int:
+    """The gradient in its pieces, and a filter at work."""
+    copies = _FILTER_COPIES.get(phase.filter.type, _OTHER_FILTER_COPIES)
+    return len(layout) + copies * _largest_form(phase.filter, layout)
+
+
+def _largest_form(choice: object, layout: ParameterLayout) -> int:
+    """Numbers in the layers of one shape, which are filtered together."""
+    if choice.type == "none":  # type: ignore[attr-defined]
+        return 0
+    forms: Counter[tuple[int, ...]] = Counter()
+    for segment in filtered_layers(choice, layout):
+        forms[segment.shape] += segment.size
+    return max(forms.values(), default=0)
+
+
+def _server(phase: Phase, own: int, work: Work, rank_of_sketches: int) -> int:
+    copies = _STEP_COPIES.get(phase.server.optimizer.type, _OTHER_STEP_COPIES)
+    pairs = (work.cohort * max(1, rank_of_sketches)) ** 2 if has_gram(phase) else 0
+    return copies * own + int(2 * pairs * (1 + _GRAM_COPIES.get(phase.server.aggregator.type, 1.0)))
+
+
+def has_gram(phase: Phase) -> bool:
+    """Whether the aggregator asks for all inner products of updates, or of sketches."""
+    return phase.server.aggregator.type == "fedgh" or bool(max_rank_of(phase))
+
+
+def _curvature(config: Config, phase: Phase, layout: ParameterLayout, work: Work) -> int:
+    """Bytes of Jacobians and of the matrix that a sketch iterates."""
+    if not max_rank_of(phase):
+        return _JACOBIAN_BLOCK_BYTES if FISHER_DIAGONAL in aggregator_needs(phase) else 0
+    all_jacobians = _FLOAT_BYTES * work.largest_client * work.num_classes * len(layout)
+    kept = min(all_jacobians, config.runtime.sketch_memory_mb * 2**20)
+    width = max_rank_of(phase) + getattr(phase.server.aggregator, "oversampling", 0)
+    return kept + _JACOBIAN_BLOCK_BYTES + _SKETCH_COPIES * _FLOAT_BYTES * width * len(layout)
+
+
+def _device_bytes(config: Config) -> int:
+    on_gpu = config.runtime.device == "cuda" or (config.runtime.device == "auto" and torch.cuda.is_available())
+    return _CUDA_BYTES if on_gpu else 0
