@@ -11,6 +11,8 @@ import torch
 
 from fedspec_dist.clients.attacks import Attack, Gaussian, LabelFlip, Scale, SignFlip, attackers
 from fedspec_dist.config import load
+from fedspec_dist.methods import FAMILIES
+from fedspec_dist.own_methods import FORMS
 from fedspec_dist.rounds.federation import load_federation
 from fedspec_dist.rounds.local import NonFiniteUpdateError
 from tests.end_to_end.cli import metrics_of, run, run_folder
@@ -120,6 +122,10 @@ def test_the_name_of_a_run_knows_attacks_and_transforms_only_where_there_are_any
     config = load(None, phased)
     assert [[made.type for made in phase.server.transforms] for phase in config.schedule()] == [[], ["fedgh"]]
     assert config.fingerprint() != load(None, ["phases=[{rounds: 1}, {rounds: 2}]"]).fingerprint()
+
+
+def test_every_family_has_a_form_for_methods_of_plugins() -> None:
+    assert FORMS.keys() == FAMILIES.keys()
 
 
 @pytest.mark.slow
