@@ -37,11 +37,14 @@ NEEDS = {
     ("local.algorithm", "fednova"): ["server.aggregator=fednova"],
 }
 
+# A method that does not stand alone.
+AS = {("server.transforms", "noise"): "server.transforms=[clip, noise]"}
+
 
 def pair_overrides(left: tuple[str, str], right: tuple[str, str]) -> list[str]:
     """The settings of a pair of methods, each given as `(key, name)`; what they need comes first."""
     needed = [*NEEDS.get(left, []), *NEEDS.get(right, [])]
-    return [*needed, *(f"{key}={name}" for key, name in (left, right))]
+    return [*needed, *(AS.get(method, "=".join(method)) for method in (left, right))]
 
 
 def refusal(left: tuple[str, str], right: tuple[str, str]) -> str | None:
@@ -59,11 +62,14 @@ def tables() -> dict[str, str]:
         "local methods": local_methods(),
         "filters": family(methods.FILTERS, methods.FILTER_COMMON),
         "aggregators": family(methods.AGGREGATORS),
+        "transforms": family(methods.TRANSFORMS),
+        "attacks": family(methods.ATTACKS, methods.ATTACK_COMMON),
         "weights": family(methods.WEIGHTS),
         "server optimizers": family(methods.SERVER_OPTIMIZERS),
         "partitions": family(methods.PARTITIONS, methods.PARTITION_COMMON),
         "pairs": pairs("local.algorithm", "server.aggregator"),
         "pairs with weights": pairs("server.weights", "server.aggregator"),
+        "pairs with transforms": pairs("server.transforms", "server.aggregator"),
     }
 
 

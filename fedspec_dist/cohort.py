@@ -76,6 +76,15 @@ class Slicing(Protocol):
     def whole(self, vector_slice: Tensor) -> Tensor:
         """The vector `[P]`, on every rank, of which each gives its slice."""
 
+    def rows(self, slices: Tensor) -> RowMatrix:
+        """The matrix of R vectors of which each rank gives its slices, `[R, n]`, float64."""
+
+    def draw(self, block: Callable[[int, int], Tensor]) -> Tensor:
+        """This rank's slice of a vector that is made block by block: `block(number, width)` gives `[width]`.
+
+        How the columns are cut into blocks does not depend on the number of ranks. Padding is zero.
+        """
+
 
 class Proxy(Protocol):
     """Labelled samples of the server's own, for weights that are learned."""
@@ -145,6 +154,10 @@ class Cohort:
     uploads: Mapping[str, RowMatrix] = field(default_factory=dict)  # further vectors of the clients, by name
     proxy: Proxy | None = None
     test_class_counts: Tensor | None = None  # [C] int64, of the samples that the model is tested on
+    seed: int = 0  # of the run; with the round it keys what server methods draw
+    round_index: int = 0  # from 0, over all phases
+    clip_norm: float | None = None  # to which a transform has clipped the updates
+    memory: Mapping[str, Tensor] = field(default_factory=dict)  # the aggregator's, by name: slices, float64
 
 
 @dataclass(frozen=True)

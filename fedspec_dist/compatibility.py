@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from math import prod
 from typing import Any
 
@@ -23,6 +24,12 @@ class Rule:
 # Local methods whose server adds the mean over all clients of what they have drifted so far.
 _STATEFUL_MEANS = {"feddyn", "feddc"}
 _LEARNED_WEIGHTS = {"feddisco", "fedawa", "fedlaw"}
+_LEARNED_FROM_UPDATES = {"fedawa", "fedlaw"}
+_WITHOUT_WEIGHTS = {"median", "trimmed_mean", "krum", "multi_krum"}
+# Their server halves work with the updates as they were received.
+_WITH_SERVER_HALVES = {"scaffold", "feddyn", "feddc", "fedcm", "mofedsam"}
+# Nothing of a client reaches the server but its update.
+_ONLY_UPDATES = ("fedavg", "fedprox", "fedsam", "fedlc", "feddecorr", "moon", "fedrcl")
 _WITH_MEMORY = {"momentum", "adagrad", "adam", "yogi"}
 _SMALLEST_LR = 1e-30
 _ON_FEATURES = {"moon", "feddecorr", "fedrcl"}
@@ -65,10 +72,44 @@ RULES = [
     Rule(
         "server.weights",
         lambda phase, _: (
-            phase.server.aggregator.type in ("median", "trimmed_mean") and phase.server.weights.type in _LEARNED_WEIGHTS
+            phase.server.aggregator.type in _WITHOUT_WEIGHTS and phase.server.weights.type in _LEARNED_WEIGHTS
         ),
-        "got a weighting with an aggregator that ignores weights; allowed with median and trimmed_mean: uniform, "
-        "samples (which are ignored)",
+        "got a weighting with an aggregator that ignores weights; allowed with median, trimmed_mean, krum and "
+        "multi_krum: uniform, samples (which are ignored)",
+    ),
+    Rule(
+        "server.aggregator.byzantine",
+        lambda phase, config: _too_few_for_krum(phase, config.cohort_size()),
+        "got a share for which Krum guarantees nothing: with f = floor(byzantine * K) of the K clients of a round it "
+        "needs K >= 2 f + 3; allowed: a smaller share, or more clients_per_round",
+    ),
+    Rule(
+        "server.transforms",
+        lambda phase, _: "noise" in _chain(phase) and "clip" not in _chain(phase)[: _chain(phase).index("noise")],
+        "got noise without a clip before it, of whose norm it is a multiple; allowed: [clip, noise]",
+    ),
+    Rule(
+        "server.transforms",
+        lambda phase, _: "noise" in _chain(phase)[:-1],
+        "got something after noise, which adds one vector to all updates: it would see little but that vector; "
+        "allowed: noise as the last one",
+    ),
+    Rule(
+        "server.transforms",
+        lambda phase, _: "clip" in _chain(phase) and phase.local.algorithm.type in _WITH_SERVER_HALVES,
+        "got clip with a local.algorithm whose server half takes the updates as they were received, however long: "
+        f"{', '.join(sorted(_WITH_SERVER_HALVES))}; allowed with them: no clip and no noise",
+    ),
+    Rule(
+        "server.weights",
+        lambda phase, _: "clip" in _chain(phase) and phase.server.weights.type in _LEARNED_FROM_UPDATES,
+        "got weights that are learned from the updates as they were received, with server.transforms that clip them so "
+        "that none counts for more; allowed with clip: uniform, samples, feddisco",
+    ),
+    Rule(
+        "server.aggregator",
+        lambda phase, _: phase.server.aggregator.type == "fedgh" and "fedgh" in _chain(phase),
+        "got 'fedgh' after server.transforms that have it already; allowed with them: fedavg, or any other",
     ),
     Rule(
         "server.optimizer",
@@ -154,26 +195,64 @@ RULES = [
 ]
 
 
+def _chain(phase: Any) -> list[str]:
+    return [transform.type for transform in phase.server.transforms]
+
+
+def _too_few_for_krum(phase: Any, cohort_size: int) -> bool:
+    f = int(Fraction(str(getattr(phase.server.aggregator, "byzantine", 0))) * cohort_size)
+    return f > 0 and cohort_size < 2 * f + 3
+
+
+def _account(key: str, holds: Callable[[Any, Any], bool], allowed: str) -> Rule:
+    """What an account of the privacy spent takes for granted, see `server.transforms.privacy`."""
+
+    def refuses(phase: Any, config: Any) -> bool:
+        asked = any(getattr(transform, "delta", None) is not None for transform in phase.server.transforms)
+        return asked and not holds(phase, config)
+
+    return Rule(key, refuses, f"does not go with a delta of noise, an account of the privacy spent; allowed: {allowed}")
+
+
+RULES += [
+    _account("phases", lambda _, config: not config.phases, "one phase, since a new one counts anew"),
+    _account("server.transforms", lambda phase, _: _chain(phase) == ["clip", "noise"], "[clip, noise], nothing else"),
+    _account("server.transforms", lambda phase, _: phase.server.transforms[-1].multiplier > 0, "a multiplier above 0"),
+    _account("server.aggregator", lambda phase, _: phase.server.aggregator.type == "fedavg", "fedavg"),
+    _account("server.weights", lambda phase, _: phase.server.weights.type == "uniform", "uniform"),
+    _account(
+        "local.algorithm",
+        lambda phase, _: phase.local.algorithm.type in _ONLY_UPDATES,
+        f"one of which nothing but updates reaches the server: {', '.join(_ONLY_UPDATES)}",
+    ),
+    _account(
+        "runtime.on_nonfinite",
+        lambda _, config: config.runtime.on_nonfinite == "raise",
+        "raise, since whom it leaves out depends on the data",
+    ),
+]
+
+
 @dataclass(frozen=True)
 class Idle:
-    """A key without effect in a phase of which `is_idle(phase)` is true."""
+    """A key without effect in a phase of which `is_idle(phase, config)` is true."""
 
     keys: tuple[str, ...]
-    is_idle: Callable[[Any], bool]
+    is_idle: Callable[[Any, Any], bool]
     reason: str
 
 
 def _without_filter(key: str) -> Idle:
     idle_keys = tuple(f"{key}.{name}" for name in FILTER_COMMON)
     return Idle(
-        idle_keys, lambda phase: _at(phase, key).type == "none", f"{key} is none; leave it out, or name a filter"
+        idle_keys, lambda phase, _: _at(phase, key).type == "none", f"{key} is none; leave it out, or name a filter"
     )
 
 
 def _with_schedule(key: str) -> Idle:
     return Idle(
         (f"{key}.ratio",),
-        lambda phase: getattr(_at(phase, key), "schedule", None) is not None,
+        lambda phase, _: getattr(_at(phase, key), "schedule", None) is not None,
         f"{key}.schedule takes its place; leave one of them out, or give {key}.schedule=null",
     )
 
@@ -187,8 +266,13 @@ def _at(phase: Any, key: str) -> Any:
 IDLE = [
     Idle(
         ("local.epochs",),
-        lambda phase: phase.local.steps is not None,
+        lambda phase, _: phase.local.steps is not None,
         "local.steps takes its place; leave one of them out, or give local.steps=null",
+    ),
+    Idle(
+        ("clients.attack.fraction",),
+        lambda _, config: config.clients.attack.type == "none",
+        "clients.attack is none; leave it out, or name an attack",
     ),
     *(rule(key) for rule in (_without_filter, _with_schedule) for key in ("filter", "server.filter")),
 ]
@@ -207,7 +291,7 @@ def refuse_unused(config: Any, typed: Sequence[tuple[str, ...]]) -> None:
         concerned = [phase for number, phase in phases if not own or number == int(path[1])]
         for idle in IDLE:
             if any(key == known or key.startswith(f"{known}.") for known in idle.keys) and all(
-                map(idle.is_idle, concerned)
+                idle.is_idle(phase, config) for phase in concerned
             ):
                 raise ConfigError(f"{'.'.join(path)}: is not used, since {idle.reason}")
 
@@ -237,7 +321,8 @@ def check_combinations(config: Any) -> None:
     for number, phase in enumerate(config.schedule()):
         for rule in RULES:
             if rule.refuses(phase, config):
-                prefix = f"phases.{number}." if config.phases else ""
+                of_phase = config.phases and not rule.key.startswith(("phases", "runtime"))
+                prefix = f"phases.{number}." if of_phase else ""
                 raise ConfigError(f"{prefix}{rule.key}: {rule.reason}")
 
 

@@ -99,7 +99,14 @@ DEFAULTS: dict[str, Any] = {
         "batch_size": 50,
     },
     "filter": "rfft",
-    "server": {"aggregator": "fedavg", "weights": "samples", "filter": "none", "optimizer": "sgd"},
+    "server": {
+        "transforms": [],
+        "aggregator": "fedavg",
+        "weights": "samples",
+        "filter": "none",
+        "optimizer": "sgd",
+    },
+    "clients": {"attack": "none"},
     "phases": [],
     "eval": {"every": 1, "batch_size": 1000},
     "checkpoint": {"every": 5, "keep": 2},
@@ -256,11 +263,33 @@ class Local(Section):
     batch_size: Count
 
 
+def _listed(value: Any) -> Any:
+    """One transform may stand without the list."""
+    return [value] if isinstance(value, str | dict) else value
+
+
+def _no_transform_twice(entries: list[Any]) -> list[Any]:
+    names = [entry.type for entry in entries]
+    if len(set(names)) < len(names):
+        raise ValueError("each transform at most once")
+    return entries
+
+
+_Transform = Annotated[Any, _choice("server.transforms")]
+
+
 class Server(Section):
+    transforms: Annotated[list[_Transform], BeforeValidator(_listed), AfterValidator(_no_transform_twice)]
     aggregator: Annotated[Any, _choice("server.aggregator")]
     weights: Annotated[Any, _choice("server.weights")]
     filter: Annotated[Any, _choice("server.filter")]
     optimizer: Annotated[Any, _choice("server.optimizer")]
+
+
+class Clients(Section):
+    """Who some of the clients are, whatever the methods."""
+
+    attack: Annotated[Any, _choice("clients.attack")]
 
 
 class Phase(Section):
@@ -377,6 +406,7 @@ class Config(Section):
     local: Local
     filter: Annotated[Any, _choice("filter")]
     server: Server
+    clients: Clients
     phases: Annotated[list[Phase], Field(max_length=200)]
     eval: Eval
     checkpoint: Checkpoint
@@ -446,6 +476,12 @@ class Config(Section):
                 del deciding[key]
         for key in ("name", "output", "checkpoint", "tracking", "cluster"):
             del deciding[key]
+        # These came after runs had been made. At what those did they have no part, so that they are found again.
+        if self.clients.attack.type == "none":
+            del deciding["clients"]
+        for part in (deciding, *deciding["phases"]):
+            if "server" in part and not part["server"]["transforms"]:
+                del part["server"]["transforms"]
         for key in ("root", "download"):
             del deciding["data"][key]
         for key in ("device", "backend", "aggregation", "timeout_s", "on_nonfinite", "interface"):
@@ -591,6 +627,7 @@ _SECTIONS: dict[tuple[str, ...], type[Section]] = {
     ("data",): Data,
     ("local",): Local,
     ("server",): Server,
+    ("clients",): Clients,
     ("phases",): Phase,
     ("eval",): Eval,
     ("checkpoint",): Checkpoint,
@@ -609,7 +646,7 @@ def _allowed(location: Sequence[int | str], raw: Any) -> list[str]:
         return [*DATA_COMMON, *FAMILIES[parents].parameters(named(raw["data"]["dataset"])["type"])]
     if parents in FAMILIES:
         for part in location[:-1]:
-            raw = raw[part]
+            raw = raw if part == 0 and isinstance(raw, dict) else raw[part]  # one transform may stand without the list
         return ["type", *FAMILIES[parents].parameters(named(raw)["type"])]
     return list(_SECTIONS[parents].model_fields) if parents in _SECTIONS else []
 

@@ -66,9 +66,12 @@ def identity_of(config: Config, with_data: bool = True) -> Identity:
 def used_plugins(config: Config) -> list[str]:
     """The modules with the methods of plugins that the config uses; a plugin that only observes is none of them."""
     chosen = [("data.dataset", config.data.dataset), ("data.partition", config.data.partition), ("model", config.model)]
+    chosen.append(("clients.attack", config.clients.attack))
     for phase in config.schedule():
         chosen += [("local.algorithm", phase.local.algorithm), ("filter", phase.filter)]
-        chosen += [(f"server.{name}", getattr(phase.server, name)) for name in type(phase.server).model_fields]
+        for name in type(phase.server).model_fields:
+            choices = getattr(phase.server, name)
+            chosen += [(f"server.{name}", choice) for choice in (choices if isinstance(choices, list) else [choices])]
     targets = [methods.FAMILIES[key].table[choice.type].target for key, choice in chosen]
     return sorted({target.partition(":")[0] for target in targets if not target.startswith(".")})
 

@@ -253,6 +253,31 @@ AGGREGATORS = {
     "trimmed_mean": method(
         ".server.aggregators.trimmed_mean:TrimmedMean", trim=(Annotated[float, Field(ge=0, lt=0.5)], 0.1)
     ),
+    "krum": method(".server.aggregators.krum:Krum", byzantine=(Annotated[float, Field(ge=0, lt=0.5)], 0.2)),
+    "multi_krum": method(
+        ".server.aggregators.krum:MultiKrum",
+        byzantine=(Annotated[float, Field(ge=0, lt=0.5)], 0.2),
+        keep=(Count | None, None),
+    ),
+    "geometric_median": method(
+        ".server.aggregators.geometric_median:GeometricMedian",
+        smoothing=(Positive, 1e-6),
+        iterations=(Count, 100),
+    ),
+    "centered_clipping": method(
+        ".server.aggregators.centered_clipping:CenteredClipping", radius=(Positive, 1.0), iterations=(Count, 1)
+    ),
+}
+
+# What happens to the updates before they are aggregated: a list of these, in order.
+TRANSFORMS = {
+    "clip": method(".server.transforms.clip:Clip", norm=(Positive, 1.0)),
+    "fedgh": method(".server.transforms.fedgh:Harmonize", mode=(Literal["pairwise", "snapshot"], "pairwise")),
+    "noise": method(
+        ".server.transforms.noise:Noise",
+        multiplier=(NotNegative, 1.0),
+        delta=(Annotated[float, Field(gt=0, lt=1)] | None, None),
+    ),
 }
 
 WEIGHTS = {
@@ -302,6 +327,15 @@ SERVER_OPTIMIZERS = {
     "yogi": method(".server.optimizers:Yogi", lr=(Positive, 0.01), **_DECAYING),
 }
 
+# What malicious clients do, for studies of how servers bear them.
+ATTACKS = {
+    "none": method(".clients.attacks:Attack"),
+    "label_flip": method(".clients.attacks:LabelFlip"),
+    "sign_flip": method(".clients.attacks:SignFlip", factor=(Positive, 1.0)),
+    "scale": method(".clients.attacks:Scale", factor=(Positive, 10.0)),
+    "gaussian": method(".clients.attacks:Gaussian", std=(Positive, 1.0)),
+}
+
 # Parameters that every method of a family has; they outlive a change of `type` in an override.
 PARTITION_COMMON: dict[str, tuple[Any, Any]] = {"clients": (Annotated[int, Field(ge=1, le=_MAX_CLIENTS)], 20)}
 MODEL_COMMON: dict[str, tuple[Any, Any]] = {"projection": (Width | None, None)}
@@ -310,6 +344,7 @@ FILTER_COMMON: dict[str, tuple[Any, Any]] = {
     "min_size": (CountOrZero, 0),
     "min_dim": (Annotated[Count, LATER], 1),
 }
+ATTACK_COMMON: dict[str, tuple[Any, Any]] = {"fraction": (Fraction, 0.2)}
 
 
 @dataclass(frozen=True)
@@ -329,10 +364,12 @@ FAMILIES = {
     "model": Family(MODELS, MODEL_COMMON),
     "filter": Family(FILTERS, FILTER_COMMON),
     "local.algorithm": Family(LOCAL_ALGORITHMS, {}),
+    "server.transforms": Family(TRANSFORMS, {}),
     "server.aggregator": Family(AGGREGATORS, {}),
     "server.weights": Family(WEIGHTS, {}),
     "server.filter": Family(FILTERS, FILTER_COMMON),
     "server.optimizer": Family(SERVER_OPTIMIZERS, {}),
+    "clients.attack": Family(ATTACKS, ATTACK_COMMON),
 }
 
 

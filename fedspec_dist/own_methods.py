@@ -32,6 +32,8 @@ FORMS = {
     "local.algorithm": Form(
         "", ("own", "begin", "correct", "end"), "fedspec_dist.clients.algorithms.base.LocalAlgorithm"
     ),
+    "server.transforms": Form("", ("initial_state", "apply"), "fedspec_dist.server.transforms.clip.Clip"),
+    "clients.attack": Form("", ("labels", "spoil"), "fedspec_dist.clients.attacks.Attack"),
     "server.aggregator": Form("", ("needs", "check", "direction"), "fedspec_dist.server.protocols.AnyLayers"),
     "server.weights": Form(
         "", ("needs_proxy", "initial_state", "weigh"), "fedspec_dist.server.weights.shares.Stateless"

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedspec_dist.cohort import Clients, Cohort, Proxy
+from fedspec_dist.cohort import Clients, Cohort, Proxy, RowMatrix
 from fedspec_dist.parameters import Segment
 
 
@@ -128,8 +128,8 @@ class DenseRows:
     def gram(self) -> Tensor:
         return self.rows @ self.rows.T
 
-    def inner(self, other: DenseRows) -> Tensor:
-        return self.rows @ other.rows.T
+    def inner(self, other: RowMatrix) -> Tensor:
+        return self.rows @ other.rows.T if isinstance(other, DenseRows) else other.inner(self).T
 
     def combine(self, coefficients: Tensor) -> Tensor:
         total = self.zeros()
@@ -169,11 +169,21 @@ class DenseRows:
 class DenseSlicing:
     """The `Slicing` protocol of one process, whose slice is the whole vector."""
 
+    def __init__(self, width: int, num_columns: int) -> None:
+        self.width, self.num_columns = width, num_columns
+
     def slice(self, vector: Tensor) -> Tensor:
         return vector.clone()
 
     def whole(self, vector_slice: Tensor) -> Tensor:
         return vector_slice
+
+    def rows(self, slices: Tensor) -> DenseRows:
+        return DenseRows(slices)
+
+    def draw(self, block: Callable[[int, int], Tensor]) -> Tensor:
+        count = ceil(self.num_columns / self.width)
+        return torch.cat([block(number, self.width) for number in range(count)])[: self.num_columns]
 
 
 def dense_cohort(
@@ -192,6 +202,9 @@ def dense_cohort(
     uploads: dict[str, Tensor] | None = None,
     proxy: Proxy | None = None,
     test_class_counts: Sequence[int] | None = None,
+    memory: dict[str, Tensor] | None = None,
+    clip_norm: float | None = None,
+    block_width: int = 1024,
 ) -> Cohort:
     """A round on one process; what is not given is the same for every client."""
     num_clients = len(updates)
@@ -210,11 +223,13 @@ def dense_cohort(
         torch.tensor(weights, dtype=torch.float64) if weights else clients.shares,
         clients,
         torch.zeros(updates.shape[1], dtype=torch.float64) if theta is None else theta,
-        DenseSlicing(),
+        DenseSlicing(block_width, updates.shape[1]),
         segments,
         uploads={name: DenseRows(rows) for name, rows in (uploads or {}).items()},
         proxy=proxy,
         test_class_counts=torch.tensor(test_class_counts) if test_class_counts else None,
+        clip_norm=clip_norm,
+        memory=memory or {},
     )
 
 
@@ -506,3 +521,43 @@ def relaxed_contrast(level: Tensor, labels: Tensor, temperature: float, threshol
         least = min((s for j, s in enumerate(similarities) if classes[j] == classes[i] and j != i), default=-1.0)
         relaxations.append(log(1 + exp(((least if least >= threshold else -1.0) - 1) / temperature)))
     return sum(contrasts) / len(contrasts), sum(relaxations) / len(relaxations)
+
+
+def krum_order(updates: Tensor, f: int) -> list[int]:
+    """Clients by rising sum of squared distances to their `K - f - 2` nearest others, at least one."""
+    num_clients = len(updates)
+    scores = []
+    for i in range(num_clients):
+        others = sorted(float((updates[i] - updates[j]).square().sum()) for j in range(num_clients) if j != i)
+        scores.append(sum(others[: max(num_clients - f - 2, 1)]))
+    return sorted(range(num_clients), key=scores.__getitem__)
+
+
+def multi_krum_mean(updates: Tensor, f: int, keep: int | None = None) -> Tensor:
+    kept = krum_order(updates, f)[: len(updates) - f if keep is None else keep]
+    return updates[kept].mean(0)
+
+
+def geometric_median(updates: Tensor, weights: Sequence[float], smoothing: float, iterations: int) -> Tensor:
+    """Weiszfeld's iteration on the vectors themselves."""
+    shares = torch.tensor(weights, dtype=torch.float64)
+    point = shares @ updates
+    for _ in range(iterations):
+        closeness = [
+            w / max(smoothing, float((point - u).norm())) for w, u in zip(shares.tolist(), updates, strict=True)
+        ]
+        point = sum(b * u for b, u in zip(closeness, updates, strict=True)) / sum(closeness)
+    return point
+
+
+def centered_clipping(
+    updates: Tensor, centre: Tensor, weights: Sequence[float], radius: float, iterations: int
+) -> Tensor:
+    point = centre
+    for _ in range(iterations):
+        step = torch.zeros_like(point)
+        for w, u in zip(weights, updates, strict=True):
+            distance = float((u - point).norm())
+            step += w * (u - point) * (min(1.0, radius / distance) if distance else 1.0)
+        point = point + step
+    return point

@@ -25,7 +25,8 @@ OTHER: dict[str, Any] = {
     "local.algorithm": "scaffold", "local.lr": 0.3, "local.lr_decay": 0.9, "local.momentum": 0.5,
     "local.weight_decay": 0.1, "local.clip_norm": 1.0, "local.epochs": 2, "local.steps": 3, "local.batch_size": 7,
     "filter": "none", "server.aggregator": "fedgh", "server.weights": "uniform", "server.filter": "lapd",
-    "server.optimizer": "adam", "phases": "[{rounds: 3}, {rounds: 4, trainable: ['fc*']}]",
+    "server.optimizer": "adam", "server.transforms": "[fedgh]",
+    "clients.attack": "sign_flip", "phases": "[{rounds: 3}, {rounds: 4, trainable: ['fc*']}]",
     "eval.every": 2, "eval.batch_size": 10, "checkpoint.every": 2, "checkpoint.keep": 3,
     "tracking.tensorboard": "true",
     "runtime.device": "cpu", "runtime.backend": "gloo", "runtime.aggregation": "gather",
@@ -77,6 +78,9 @@ def test_every_number_of_a_method_decides(family: str, name: str, parameter: str
         half += ["model=resnet20"] if name == "inco" else []
         half += ["data.path=x.npz"] if name == "npz" else []
         half += ["local.algorithm.adaptive=true"] if parameter == "eta" else []
+        if family == "server.transforms":  # a chain, not a choice
+            first = "clip, " if name == "noise" else ""
+            return load(None, [f"server.transforms=[{first}{{type: {name}, {parameter}: {value}}}]"]).fingerprint()
         key = "data" if family == "data.dataset" else family
         return load(None, [*half, f"{family}={name}", f"{key}.{parameter}={value}"]).fingerprint()
 

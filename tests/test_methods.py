@@ -17,7 +17,9 @@ TABLES = {
     "filters": methods.FILTERS,
     "aggregators": methods.AGGREGATORS,
     "weights": methods.WEIGHTS,
+    "transforms": methods.TRANSFORMS,
     "optimizers": methods.SERVER_OPTIMIZERS,
+    "attacks": methods.ATTACKS,
 }
 # Arguments that the program fills in.
 GIVEN = {

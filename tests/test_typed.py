@@ -41,7 +41,13 @@ VALUES: dict[str, Any] = {
     "temperature": 0.45,
     "weight_decay": 0.004,
     "filter_ascent": True,
+    "byzantine": 0.1,
+    "factor": 2.5,
+    "fraction": 0.3,
+    "iterations": 7,
 }
+# `server.transforms` is a chain of its methods, not a choice between them.
+CHOICES = {family: row for family, row in FAMILIES.items() if family != "server.transforms"}
 # What a method needs of the rest.
 NEEDS = {"inco": ["model=resnet20"], "npz": ["data.path=x.npz"]}
 NEEDS |= {"fednova": ["server.aggregator=fednova", "local.algorithm=fednova"]}
@@ -53,7 +59,7 @@ def _key(family: str, parameter: str) -> str:
 
 PAIRS = [
     (family, old, new, parameter)
-    for family, row in FAMILIES.items()
+    for family, row in CHOICES.items()
     for old, new in itertools.permutations(row.table, 2)
     for parameter in row.parameters(old)
     if parameter in row.parameters(new) and (new != "none" or parameter not in row.common)
@@ -111,7 +117,7 @@ def _at(phase: Any, family: str) -> dict[str, Any]:
 
 UNSHARED = [
     (family, old, new, parameter)
-    for family, row in FAMILIES.items()
+    for family, row in CHOICES.items()
     for old, new in itertools.permutations(row.table, 2)
     for parameter in row.parameters(old)
     if parameter not in row.parameters(new)
@@ -140,7 +146,7 @@ def test_a_parameter_that_the_named_method_has_not_goes_with_its_file_and_is_ref
     ("family", "name", "parameter"),
     [
         (family, name, parameter)
-        for family, row in FAMILIES.items()
+        for family, row in CHOICES.items()
         for name in row.table
         for parameter, (_, default) in row.table[name].parameters.items()
         if default is not ...
@@ -320,3 +326,23 @@ def test_one_client_and_all_clients_are_different_runs(tmp_path: Path) -> None:
 def test_what_is_neither_a_count_nor_a_share_is_refused(value: str) -> None:
     with pytest.raises(ConfigError, match=r"^clients_per_round: got .*; a count is a whole number from 1"):
         load(None, [f"clients_per_round={value}"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["server.transforms=fedgh", "server.transforms.norm=1.0"], "norm: unknown key"),
+        (["server.transforms=[{type: fedgh, norm: 1.0}]"], "norm: unknown key"),
+        (["clients.attack.fraction=0.3"], r"^clients\.attack\.fraction: is not used"),
+    ],
+)
+def test_what_a_chain_or_an_attack_does_not_use_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(None, overrides)
+
+
+def test_one_transform_may_stand_without_the_list_its_parameters_in_any_order() -> None:
+    order = ["server.transforms=clip", "server.transforms.norm=0.5"]
+    for typed in (order, order[::-1]):
+        (transform,) = load(None, typed).server.transforms
+        assert (transform.type, transform.norm) == ("clip", 0.5)

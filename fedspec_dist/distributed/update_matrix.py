@@ -45,7 +45,8 @@ class UpdateMatrix:
 
     def inner(self, other: RowMatrix) -> Tensor:
         """`U W^T`, `[K, R]`, for another matrix with the same columns."""
-        assert isinstance(other, UpdateMatrix)
+        if not isinstance(other, UpdateMatrix):
+            return other.inner(self).T
         together = max(1, _SUMMED_ENTRIES // max(other.num_rows, 1))
         parts = []
         for start in range(0, max(self.num_rows, 1), together):

@@ -135,6 +135,7 @@ def write_account(
         **{package: _version(package) for package in _PACKAGES},
         "cuda": torch.version.cuda if runtime.device.type == "cuda" else None,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        **({"attackers": list(federation.attackers)} if federation.attackers else {}),
         "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
         **git_state(Path(fedspec_dist.__file__).parent),
     }

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedspec_dist import methods, seeding
+from fedspec_dist.clients.attacks import Attack, attackers
 from fedspec_dist.config import Config, Phase
 from fedspec_dist.data.partitions import Samples, class_counts
 from fedspec_dist.data.prepared import Dataset, images_to, load
@@ -36,6 +37,7 @@ class Federation:
     dataset: Dataset
     clients: Sequence[np.ndarray]  # client -> positions in the training set
     proxy: tuple[Tensor, Tensor] | None = None  # images, labels: the server's own, taken out of the test set
+    attackers: tuple[int, ...] = ()  # the malicious clients, whose training labels are what they made of them
     # client -> its number among all clients that the data set has, where a partition takes some of those
     ids: Sequence[int] | None = None
 
@@ -95,7 +97,7 @@ def load_federation(config: Config, prepares: bool, content: str = "") -> Federa
         )
     _check_partition(data.partition.type, clients, data.partition.clients, len(labels))
     used = _ids_used(clients, ids.numpy()) if ids is not None and data.partition.type == "natural" else None
-    federation = _with_proxy(config, Federation(dataset, clients, ids=used))
+    federation = _with_attackers(config, _with_proxy(config, Federation(dataset, clients, ids=used)))
     _say_what_is_used(config, federation)
     if config.cohort_size(len(clients)) > len(federation.population):
         raise ValueError(
@@ -177,6 +179,34 @@ def _with_proxy(config: Config, federation: Federation) -> Federation:
     dataset, *proxy = federation.dataset.hold_out(positions)
     log.info("%d of %d test samples are the server's own and not tested on", len(positions), len(labels))
     return replace(federation, dataset=dataset, proxy=(proxy[0], proxy[1]))
+
+
+def _with_attackers(config: Config, federation: Federation) -> Federation:
+    """Some of the clients are malicious, if the config has an attack: the same ones in all phases.
+
+    Raises:
+        ValueError: the fraction of them is less than one client.
+    """
+    choice, dataset = config.clients.attack, federation.dataset
+    if choice.type == "none":
+        return federation
+    malicious = attackers(config.seed, choice.fraction, federation.population)
+    if not malicious:
+        raise ValueError(
+            f"clients.attack.fraction: got {choice.fraction}, which of {len(federation.population)} clients with data "
+            "is less than one; allowed: a larger one, or clients.attack: none"
+        )
+    labels = dataset.train_labels.clone()
+    own = torch.from_numpy(np.concatenate([federation.clients[client] for client in malicious]))
+    labels[own] = make_attack(config).labels(labels[own], dataset.num_classes)
+    log.info("%d of %d clients are malicious: %s", len(malicious), len(federation.population), choice.type)
+    return replace(federation, dataset=replace(dataset, train_labels=labels), attackers=malicious)
+
+
+def make_attack(config: Config) -> Attack:
+    choice = config.clients.attack
+    made: Attack = methods.ATTACKS[choice.type].build(**choice.parameters(without=methods.ATTACK_COMMON))
+    return made
 
 
 def proxy_share(phase: Phase) -> float:

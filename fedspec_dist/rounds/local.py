@@ -114,6 +114,9 @@ def train_clients(
                 if stage.fisher is not None:
                     sent[FISHER_DIAGONAL].copy_(stage.fisher.diagonal(theta + update, batches.samples))
                     scalars[_LARGEST] = torch.maximum(scalars[_LARGEST], largest_entry(sent[FISHER_DIAGONAL]).double())
+                if client in federation.attackers:  # last, so that all else that it sends and keeps is honest
+                    stage.attack.spoil(update, seeding.torch_seed(config.seed, "attack", round_index, client))
+                    scalars[_LARGEST] = torch.maximum(scalars[_LARGEST], largest_entry(update).double())
                 if not sketched:  # told to all ranks like an update that is not finite
                     scalars[_LARGEST] = math.inf
                 result.scalars.append(scalars)

@@ -127,6 +127,7 @@ def train(job: Job, completed: int) -> int:
             "phase": job.phases.number(index),
             "cohort": cohort,
             **({"clients_dropped": len(sampled) - len(cohort)} if config.dropout else {}),
+            **({"attackers": [c for c in cohort if c in federation.attackers]} if federation.attackers else {}),
             **report.metrics(kept),
         }
         job.tracker.log({**record, **scores, "lr": stage.lr(index), **totals.metrics, **diagnostics})

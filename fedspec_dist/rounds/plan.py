@@ -98,7 +98,8 @@ def _phases_table(config: Config, module: nn.Module, layouts: Sequence[Parameter
         table.add_column(column, justify="right")
     total = sum(parameter.numel() for parameter in module.parameters())
     for number, (phase, layout) in enumerate(zip(config.schedule(), layouts, strict=True)):
-        names = (phase.local.algorithm.type, phase.filter.type, phase.server.aggregator.type)
+        chain = " > ".join([*(made.type for made in phase.server.transforms), phase.server.aggregator.type])
+        names = (phase.local.algorithm.type, phase.filter.type, chain)
         table.add_row(str(number), str(phase.rounds), f"{total:,}", f"{len(layout):,}", *names)
     return table
 

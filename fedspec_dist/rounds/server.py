@@ -19,7 +19,7 @@ from fedspec_dist.distributed.update_matrix import UpdateMatrix, assemble, excha
 from fedspec_dist.draws import keyed, keyed_parts
 from fedspec_dist.parameters import ParameterLayout
 from fedspec_dist.rounds.divergence import NonFiniteModelError
-from fedspec_dist.server.protocols import Aggregator, ServerOptimizer, Weighting, Weights
+from fedspec_dist.server.protocols import Aggregator, ServerOptimizer, Transform, Weighting, Weights
 
 
 class RanksDisagreeError(ValueError):
@@ -35,6 +35,7 @@ class ServerMethods:
     algorithm: LocalAlgorithm  # its server half
     filter: Filter | None  # of the aggregated update
     optimizer: ServerOptimizer
+    transforms: Sequence[Transform] = ()  # of the updates, once their weights are known
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,8 @@ class FederatedServer:
     `sharded`: every rank works on its own column blocks. `gather`: rank 0 gets all of them and works alone, the others
     wait for the model. The blocks are the same, so both give the same bits.
 
-    The server's memory is of three kinds: slices of vectors of the local method and of the optimizer, each on the rank
-    that owns the columns, and the weighting's small tensors, which all ranks that work hold alike.
+    The server's memory is of two kinds: slices of vectors of local method, aggregator and optimizer, each on the rank
+    that owns the columns, and small tensors of weighting and transforms, which all ranks that work hold alike.
     """
 
     def __init__(
@@ -95,9 +96,12 @@ class FederatedServer:
         algorithm = methods.algorithm
         self._vectors = {name: torch.zeros(size, device=device) for name in algorithm.server}
         self._optimizer_state = {k: v.to(device) for k, v in methods.optimizer.initial_state(size).items()}
+        memory = getattr(methods.aggregator, "memory", ())
+        self._memory = {name: torch.zeros(size, dtype=torch.float64, device=device) for name in memory}
         self._matrices: list[UpdateMatrix] = []
         self._checksum: int | None = None
         self._weighting_state = methods.weighting.initial_state(torch.tensor(num_samples, dtype=torch.int64))
+        self._transform_states = [made.initial_state(len(num_samples)) for made in methods.transforms]
         # What goes to the clients with the model, whole, on every rank.
         self.broadcast = {name: torch.zeros(len(layout), device=device) for name in algorithm.broadcast}
 
@@ -156,7 +160,8 @@ class FederatedServer:
         weights = methods.weighting.weigh(cohort, self._weighting_state)
         _require_kind("server.weights", methods.weighting, "weigh", weights, Weights)
         cohort = replace(cohort, weights=weights.values)
-        direction = methods.aggregator.direction(cohort)
+        transformed, diagnostics = self._transformed(cohort, round_index)
+        direction = methods.aggregator.direction(transformed)
         _require_kind("server.aggregator", methods.aggregator, "direction", direction, Direction)
         step = direction.slice
         if methods.filter is not None:
@@ -169,11 +174,21 @@ class FederatedServer:
         if weights.shrink != 1:
             step = weights.shrink * step + (weights.shrink - 1) * part.double()
         part = self._optimize(part, step)
-        diagnostics = {**weights.diagnostics, **direction.diagnostics}
-        told: dict[str, Any] = {**diagnostics, **self._weighting_state}
+        diagnostics = {**weights.diagnostics, **diagnostics, **direction.diagnostics}
+        told: dict[str, Any] = {**diagnostics, **self._small()}
         used = [matrix.checksum for matrix in self._matrices]
         self._checksum = checksum([weights.values, weights.shrink, *(told[name] for name in sorted(told)), *used])
         return part, diagnostics
+
+    def _transformed(self, cohort: Cohort, round_index: int) -> tuple[Cohort, dict[str, float]]:
+        """The round as the aggregator sees it. The local method's server half has the rows as they were received."""
+        cohort = replace(cohort, seed=self._seed, round_index=round_index, memory=self._memory)
+        diagnostics: dict[str, float] = {}
+        for transform, state in zip(self._methods.transforms, self._transform_states, strict=True):
+            transformed = transform.apply(cohort, state)
+            cohort = transformed.cohort
+            diagnostics |= transformed.diagnostics
+        return cohort, diagnostics
 
     def _optimize(self, theta: Tensor, direction: Tensor) -> Tensor:
         """Block by block, so that what an optimizer draws does not depend on the number of ranks."""
@@ -200,11 +215,11 @@ class FederatedServer:
     def full_state(self) -> dict[str, Tensor]:
         """The server's memory as whole vectors, for a checkpoint; every rank calls it."""
         sliced = {name: assemble(part, self.columns, self._collectives) for name, part in self._sliced().items()}
-        return sliced | {f"weights.{name}": value for name, value in self._weighting_state.items()}
+        return sliced | self._small()
 
     def load_state(self, full: Mapping[str, Tensor]) -> None:
         """Go on from what `full_state` gave, at any number of ranks."""
-        expected = {*self._sliced(), *(f"weights.{name}" for name in self._weighting_state)}
+        expected = {*self._sliced(), *self._small()}
         if expected != set(full):
             raise ValueError(
                 f"the checkpoint has what another version of these methods remembers ({sorted(full)}, not "
@@ -212,14 +227,19 @@ class FederatedServer:
             )
         for name, part in self._sliced().items():
             part.copy_(self.columns.slice(full[name].to(part), self._collectives.rank))
-        for name, value in self._weighting_state.items():
-            value.copy_(full[f"weights.{name}"])
+        for name, value in self._small().items():
+            value.copy_(full[name])
         for name, whole in self.broadcast.items():
             whole.copy_(full[f"algorithm.{name}"])
 
     def _sliced(self) -> dict[str, Tensor]:
-        families = {"algorithm": self._vectors, "optimizer": self._optimizer_state}
+        families = {"algorithm": self._vectors, "aggregator": self._memory, "optimizer": self._optimizer_state}
         return {f"{family}.{name}": part for family, parts in families.items() for name, part in sorted(parts.items())}
+
+    def _small(self) -> dict[str, Tensor]:
+        families = {"weights": self._weighting_state}
+        families |= {f"transforms.{place}": state for place, state in enumerate(self._transform_states)}
+        return {f"{family}.{name}": value for family, values in families.items() for name, value in values.items()}
 
     def _matrix(self, blocks: Tensor) -> UpdateMatrix:
         self._matrices.append(matrix := UpdateMatrix(blocks, self._matrix_columns, self._matrix_collectives))
@@ -267,6 +287,19 @@ class ColumnSlicing:
     def whole(self, vector_slice: Tensor) -> Tensor:
         """The vector `[P]`, on every rank, of which each gives its slice."""
         return assemble(vector_slice, self.columns, self.collectives)
+
+    def rows(self, slices: Tensor) -> UpdateMatrix:
+        """The matrix of R vectors of which each rank gives its slices, `[R, n]`, float64."""
+        blocks = slices.reshape(len(slices), -1, self.columns.width).transpose(0, 1)
+        return UpdateMatrix(blocks, self.columns, self.collectives)
+
+    def draw(self, block: Callable[[int, int], Tensor]) -> Tensor:
+        """This rank's slice of a vector that is made block by block; padding is zero."""
+        first, stop = self.columns.owners[self.collectives.rank]
+        made = [block(number, self.columns.width) for number in range(first, stop)]
+        part = torch.cat(made) if made else torch.zeros(0, dtype=torch.float64)
+        part[max(0, self.columns.num_columns - first * self.columns.width) :] = 0
+        return part
 
 
 def _require_kind(key: str, method: object, function: str, result: object, kind: type) -> None:

@@ -25,7 +25,7 @@ from fedspec_dist.distributed.runtime import Runtime
 from fedspec_dist.models.network import Network
 from fedspec_dist.parameters import ParameterLayout, Segment
 from fedspec_dist.rounds.client_states import ClientStates
-from fedspec_dist.rounds.federation import Federation, balanced_subset, proxy_share, quota
+from fedspec_dist.rounds.federation import Federation, balanced_subset, make_attack, proxy_share, quota
 from fedspec_dist.rounds.proxy import ServerProxy
 from fedspec_dist.rounds.sampling import Workload, workload
 from fedspec_dist.rounds.server import FederatedServer, ServerMethods
@@ -47,6 +47,7 @@ class Stage:
         self.layout = ParameterLayout(module, phase.trainable)
         self.augmentation = Augmentation.from_entries([entry.model_dump() for entry in config.data.augment])
         self._algorithm = make_algorithm(phase)
+        self.attack = make_attack(config)
         images = federation.dataset.train_images
         self.executor = SequentialExecutor(
             module,
@@ -76,6 +77,7 @@ class Stage:
                 self._algorithm,
                 make_filter(phase.server.filter, self.layout) if phase.server.filter.type != "none" else None,
                 _make(methods.SERVER_OPTIMIZERS, phase.server.optimizer),
+                [_make(methods.TRANSFORMS, choice) for choice in phase.server.transforms],
             ),
             self.layout,
             self.columns,
@@ -169,6 +171,8 @@ def check_phase(config: Config, phase: Phase, module: nn.Module, layout: Paramet
                     f"layer to filter; allowed: smaller ones, or {key}: none"
                 )
         _make(methods.WEIGHTS, phase.server.weights)
+        for choice in phase.server.transforms:
+            _make(methods.TRANSFORMS, choice)
         _make(methods.SERVER_OPTIMIZERS, phase.server.optimizer)
         _check_needs(phase)
         _make(methods.AGGREGATORS, phase.server.aggregator).check(layout.segments)

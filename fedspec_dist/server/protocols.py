@@ -17,6 +17,8 @@ class Aggregator(Protocol):
 
     `needs` names what it asks of the clients besides updates: `sketches` (leading eigenpairs of the Fisher matrix at
     the model they were sent) or `fisher_diagonal` (the diagonal at their trained model, in `cohort.uploads`).
+    Where there is an attribute `memory`, it names vectors that the server keeps from round to round: float64 slices in
+    `cohort.memory`, zero at first, which the aggregator changes in place.
     """
 
     needs: ClassVar[frozenset[str]]
@@ -30,10 +32,32 @@ class Aggregator(Protocol):
 class AnyLayers:
     """What aggregators are that take any model, and ask for no more than updates unless they say so in `needs`."""
 
+    memory: ClassVar[tuple[str, ...]] = ()
     needs: ClassVar[frozenset[str]] = frozenset()
 
     def check(self, segments: Sequence[Segment]) -> None:
         """Nothing to say."""
+
+
+@dataclass(frozen=True)
+class Transformed:
+    """A round after a transform, with scalars worth recording."""
+
+    cohort: Cohort
+    diagnostics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Transform(Protocol):
+    """`Cohort -> Cohort`, for all that comes after it. What it remembers is in `state`, as a weighting's is.
+
+    The weights of the cohort that it is given are those of the aggregation.
+    """
+
+    def initial_state(self, population: int) -> dict[str, Tensor]:
+        """For N = `population` clients."""
+
+    def apply(self, cohort: Cohort, state: dict[str, Tensor]) -> Transformed:
+        """May change the tensors of `state` in place."""
 
 
 @dataclass(frozen=True)

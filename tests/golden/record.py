@@ -24,13 +24,13 @@ from unittest import mock
 import torch
 
 from fedspec_dist.config import ConfigError, load
-from fedspec_dist.methods import FAMILIES
+from fedspec_dist.methods import ATTACKS, FAMILIES
 from launch.axes import load_sweep
 from tests.rounds.jobs import run_job, tiny
 
 ROOT = Path(__file__).parents[2]
 FILE = Path(__file__).with_name("golden.json")
-NUM_RANDOM = 300
+NUM_RANDOM = 340
 COMMANDS = (
     "fedspec_dist.main",
     "launch.submit",
@@ -47,9 +47,26 @@ _WITH = {
     ("server.weights", "fedlaw"): ["server.weights={type: fedlaw, epochs: 2, proxy_fraction: 0.2}"],
     ("server.aggregator", "fipa"): ["server.aggregator={type: fipa, rank: 3}"],
     ("server.aggregator", "inco"): ["server.aggregator=inco", "model=resnet20", "rounds=1"],
+    ("server.aggregator", "centered_clipping"): ["server.aggregator={type: centered_clipping, radius: 0.1}"],
+    ("server.transforms", "clip"): ["server.transforms=[{type: clip, norm: 0.05}]"],
+    ("server.transforms", "noise"): ["server.transforms=[clip, {type: noise, multiplier: 0.1}]"],
+    **{
+        ("clients.attack", name): [f"clients.attack={{type: {name}, fraction: 0.5}}"]
+        for name in ATTACKS
+        if name != "none"
+    },
 }
 # Families whose every method gets a run of its own.
-_RUN = ("local.algorithm", "filter", "server.aggregator", "server.weights", "server.filter", "server.optimizer")
+_RUN = (
+    "local.algorithm",
+    "filter",
+    "server.aggregator",
+    "server.weights",
+    "server.filter",
+    "server.optimizer",
+    "server.transforms",
+    "clients.attack",
+)
 _OTHER_RUNS = {
     "scaffold, option 1": ["local.algorithm={type: scaffold, option: 1}"],
     "fedsam, adaptive": ["local.algorithm={type: fedsam, adaptive: true}"],
@@ -61,6 +78,11 @@ _OTHER_RUNS = {
         "sampling=bernoulli",
         "dropout=0.2",
     ],
+    "transforms before fednova": [
+        "server.transforms=[{type: clip, norm: 0.05}, fedgh]",
+        "server.aggregator=fednova",
+        "local.algorithm=fednova",
+    ],
     "augment": ["data.augment=[flip, {type: crop, padding: 1}]"],
     "phases": ["phases=[{rounds: 1}, {rounds: 1, server: {aggregator: {type: fipa, rank: 3}}, trainable: ['fc.*']}]"],
 }
@@ -71,7 +93,7 @@ def record() -> dict[str, Any]:
     return {
         "where": where(),
         "fingerprints": dict(named_fingerprints()),
-        "random": [[overrides, load(None, overrides).fingerprint()] for overrides in _random_configs()],
+        "random": [[overrides, load(None, overrides).fingerprint()] for overrides in random_configs()],
         "runs": {name: outcome(overrides) for name, overrides in settings().items()},
         "help": {command: options_of(command) for command in COMMANDS},
     }
@@ -130,10 +152,16 @@ def options_of(command: str) -> list[str]:
     return sorted(set(re.findall(r"^  (--[\w-]+(?: [^ \n]+)?)", text.getvalue(), re.MULTILINE)))
 
 
-def _random_configs() -> Iterator[list[str]]:
+def random_configs() -> list[list[str]]:
+    """Those that are recorded already, and new ones up to `NUM_RANDOM`, which may have methods that came since."""
+    recorded = [overrides for overrides, _ in json.loads(FILE.read_text())["random"]] if FILE.exists() else []
+    return [*recorded, *_drawn(NUM_RANDOM - len(recorded), seed=len(recorded))]
+
+
+def _drawn(count: int, seed: int) -> Iterator[list[str]]:
     """Legal configs of all families, with parameters of the schema's kinds."""
-    rng, found = random.Random(0), 0
-    while found < NUM_RANDOM:
+    rng, found = random.Random(seed), 0
+    while found < count:
         overrides = _random_overrides(rng)
         try:
             load(None, overrides)

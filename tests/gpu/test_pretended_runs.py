@@ -175,7 +175,8 @@ def test_models_get_images_in_the_memory_format_of_their_device(
     forward, seen = Cnn.forward, []
 
     def watched(model: Cnn, images: torch.Tensor) -> torch.Tensor:
-        seen.append((images.is_contiguous(), images.is_contiguous(memory_format=torch.channels_last)))
+        if images.is_cuda or not settings:  # not the trial on the host before the first round
+            seen.append((images.is_contiguous(), images.is_contiguous(memory_format=torch.channels_last)))
         return forward(model, images)
 
     monkeypatch.setattr(Cnn, "forward", watched)

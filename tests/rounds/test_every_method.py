@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ from tests.rounds.jobs import Finished, run_job, tiny
 
 ROUNDS = 4
 SKIP = "runtime.on_nonfinite=skip"
+ATTACKED = "clients.attack={{type: {}, fraction: 0.5}}"
+ATTACKS = [name for name in methods.ATTACKS if name != "none"]
 # A method with what makes it differ from FedAvg soon, if its defaults do not; fednova has to have its aggregator.
 SETTINGS: dict[str, list[str]] = {
     **{name: [f"local.algorithm={name}"] for name in methods.LOCAL_ALGORITHMS},
@@ -38,6 +42,22 @@ SETTINGS: dict[str, list[str]] = {
     "random filter": ["filter={type: random, ratio: 0.3}"],
     "fisher_diagonal": ["server.aggregator=fisher_diagonal"],
     "fedlaw": ["server.weights={type: fedlaw, epochs: 2, proxy_fraction: 0.2}"],
+    **{
+        f"{aggregator} under {attack}": [f"server.aggregator={aggregator}", ATTACKED.format(attack)]
+        for attack, aggregator in zip(ATTACKS, cycle(["krum", "multi_krum", "geometric_median"]), strict=False)
+    },
+    "clip and noise": ["server.transforms=[{type: clip, norm: 0.05}, {type: noise, multiplier: 0.5}]"],
+    "fedgh before fednova": [
+        "server.transforms=[fedgh]",
+        "local.algorithm=fednova",
+        "server.aggregator=fednova",
+        "local.epochs={min: 1, max: 3}",
+    ],
+    "centered clipping of a noisy chain under attack": [
+        "server.transforms=[{type: clip, norm: 0.05}, fedgh, {type: noise, multiplier: 0.1}]",
+        "server.aggregator={type: centered_clipping, radius: 0.05}",
+        ATTACKED.format("gaussian"),
+    ],
     "all at once": [
         "local.algorithm=scaffold",
         "local.momentum=0.5",
@@ -86,6 +106,12 @@ def test_every_method_does_something_of_its_own(undisturbed: dict[str, Finished]
         assert not twins, f"{name} is the same as {twins}"
 
 
+@pytest.mark.parametrize("family", ["local.algorithm", "server.transforms", "clients.attack"])
+def test_a_family_that_acts_where_clients_train_or_in_order_is_all_here(family: str) -> None:
+    given = " ".join(word for overrides in SETTINGS.values() for word in overrides if word.startswith(family))
+    assert [name for name in methods.FAMILIES[family].table if name not in (*re.findall(r"\w+", given), "none")] == []
+
+
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_same_bits_on_any_number_of_ranks(num_ranks: int, undisturbed: dict[str, Finished], tmp_path: Path) -> None:
     for rank, found in enumerate(run_ranks(_runs, num_ranks, tmp_path, str(tmp_path), None, timeout_s=300)):
@@ -126,6 +152,7 @@ def _with_an_empty_round() -> list[str]:
 
 # Whatever remembers anything from round to round.
 REMEMBERING = {
+    "centered clipping": ["server.aggregator={type: centered_clipping, radius: 0.05}"],
     **{
         name: SETTINGS[name]
         for name, entry in methods.LOCAL_ALGORITHMS.items()

@@ -24,6 +24,9 @@ PAIRS = [
     *_all_pairs("local.algorithm", "server.aggregator"),
     *_all_pairs("local.algorithm", "filter"),
     *_all_pairs("server.weights", "server.aggregator"),
+    *_all_pairs("local.algorithm", "server.transforms"),
+    *_all_pairs("server.transforms", "server.aggregator"),
+    *_all_pairs("server.weights", "server.transforms"),
     *_all_pairs("server.optimizer", "server.weights"),
     *_all_pairs("server.optimizer", "server.aggregator"),
     *_all_pairs("local.algorithm", "server.optimizer"),
@@ -62,8 +65,19 @@ REFUSED = {
     **{
         (weights, aggregator): r"^server\.weights: .*ignores weights; allowed .*uniform, samples"
         for weights in ("feddisco", "fedawa", "fedlaw")
-        for aggregator in ("median", "trimmed_mean")
+        for aggregator in ("median", "trimmed_mean", "krum", "multi_krum")
     },
+    **{
+        (local, transform): r"^server\.transforms: got clip with a local\.algorithm .*allowed with them: no clip"
+        for local in ("scaffold", "feddyn", "feddc", "fedcm", "mofedsam")
+        for transform in ("clip", "noise")
+    },
+    **{
+        (weights, transform): r"^server\.weights: got weights .*allowed with clip: uniform, samples, feddisco"
+        for weights in ("fedawa", "fedlaw")
+        for transform in ("clip", "noise")
+    },
+    ("fedgh", "fedgh"): r"^server\.aggregator: got 'fedgh' after server\.transforms that have it .*: fedavg",
     ("fedlaw", "fedlws"): r"^server\.weights: got 'fedlaw' .*shrunk twice; allowed with fedlws: any other",
     **{
         (optimizer, shrinking): r"^server\.optimizer: .*like a gradient; allowed with them: sgd"
@@ -76,6 +90,10 @@ REFUSED = {
         for local in ("feddyn", "feddc")
     },
 }
+
+
+# An account of the privacy spent, with what it needs.
+SAFE = ["server.transforms=[clip, {type: noise, delta: 1e-5}]", "server.weights=uniform"]
 
 
 @pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair not in LEGAL], ids=_name)
@@ -97,6 +115,37 @@ def test_no_more_and_no_less_is_refused() -> None:
         (
             ["local.algorithm={type: fedprox, mu: 40}", "server.aggregator=fednova", "local.lr=0.05"],
             r"^local\.algorithm\.mu: got a pull with local\.lr \* mu >= 2, .*allowed: mu below 2 / local\.lr",
+        ),
+        (["server.transforms=[noise]"], r"^server\.transforms: got noise without a clip before it"),
+        (["server.transforms=[noise, clip]"], r"^server\.transforms: got noise without a clip before it"),
+        (["server.transforms=[clip, noise, fedgh]"], r"^server\.transforms: got something after noise"),
+        (["server.transforms=[clip, clip]"], r"^server\.transforms: .*each transform at most once"),
+        (
+            ["server.aggregator={type: krum, byzantine: 0.4}"],
+            r"^server\.aggregator\.byzantine: got a share .*K >= 2 f \+ 3; allowed: a smaller share, or more",
+        ),
+        *(
+            (
+                [*SAFE, *change],
+                rf"^{key}: does not go with a delta of noise, an account of the privacy spent; allowed: {allowed}",
+            )
+            for change, key, allowed in (
+                (["server.weights=samples"], r"server\.weights", "uniform"),
+                (["server.aggregator=median"], r"server\.aggregator", "fedavg"),
+                (["local.algorithm=fednova", "server.aggregator=fednova"], r"server\.aggregator", "fedavg"),
+                (
+                    ["server.transforms=[clip, fedgh, {type: noise, delta: 1e-5}]"],
+                    r"server\.transforms",
+                    r"\[clip, noise\]",
+                ),
+                (
+                    ["server.transforms=[clip, {type: noise, multiplier: 0, delta: 1e-5}]"],
+                    r"server\.transforms",
+                    "a mult",
+                ),
+                (["runtime.on_nonfinite=skip"], r"runtime\.on_nonfinite", "raise"),
+                (["phases=[{rounds: 1}, {rounds: 2}]"], "phases", "one phase"),
+            )
         ),
         (["server.aggregator=fedlws", "server.filter=rfft"], r"^server\.filter: got a filter .*allowed with it: none"),
         (["server.aggregator={type: fedlws, min_tau: 0.3}"], r"^server\.aggregator\.max_tau: got less than min_tau"),
@@ -132,6 +181,14 @@ def test_other_combinations_that_are_refused(overrides: list[str], message: str)
         ["local.algorithm={type: fedprox, mu: 0.1}", "local.momentum=0.9"],
         ["local.algorithm=moon", "model={type: mlp, hidden: [], projection: 4}"],
         ["local.algorithm={type: fedsam, adaptive: true, eta: 0.1}"],
+        SAFE,
+        [*SAFE, "local.algorithm=moon", "server.optimizer=adam", "sampling=bernoulli", "dropout=0.1"],
+        [
+            "server.transforms=[{type: clip, norm: 2.0}, fedgh, {type: noise, multiplier: 0.5}]",
+            "server.aggregator=median",
+        ],
+        ["server.aggregator={type: krum, byzantine: 0.4}", "clients_per_round=7"],
+        ["server.transforms=fedgh"],
     ],
 )
 def test_what_a_rule_is_not_about_passes(overrides: list[str]) -> None:

@@ -25,7 +25,11 @@ from fedspec_dist.rounds.server import FederatedServer, NonFiniteModelError, Ser
 from fedspec_dist.server.aggregators.fedavg import FedAvg
 from fedspec_dist.server.aggregators.fedgh import FedGH
 from fedspec_dist.server.aggregators.fipa import Fipa
+from fedspec_dist.server.aggregators.median import Median
 from fedspec_dist.server.optimizers import Sgd
+from fedspec_dist.server.transforms.clip import Clip
+from fedspec_dist.server.transforms.fedgh import Harmonize
+from fedspec_dist.server.transforms.noise import Noise
 from fedspec_dist.server.weights.fedlaw import FedLaw
 from fedspec_dist.server.weights.shares import Samples
 from tests.distributed.harness import run_ranks
@@ -86,6 +90,10 @@ def _server_methods() -> dict[str, ServerMethods]:
         **{f"weights {name}": replace(plain, weighting=made) for name, made in weightings.items()},
         **{f"optimizer {name}": replace(plain, optimizer=o) for name, o in _made(methods.SERVER_OPTIMIZERS).items()},
         **{f"algorithm {name}": replace(plain, algorithm=made) for name, made in algorithms.items()},
+        "transform clip": replace(plain, transforms=[Clip(50.0)]),
+        "transform fedgh": replace(plain, transforms=[Harmonize()]),
+        "transform noise": replace(plain, transforms=[Clip(50.0), Noise()]),
+        "transforms before the median": replace(plain, aggregator=Median(), transforms=[Clip(50.0), Harmonize()]),
         "filter": replace(plain, filter=HighPass(LAYOUT.segments, 0.1)),
         "random filter": replace(plain, filter=RandomSuppression(LAYOUT.segments, 0.1)),
     }
@@ -217,7 +225,7 @@ def _moves_otherwise(made: ServerMethods) -> bool:
     """Than FedAvg: a method of the server's own, or a local one whose server changes the direction."""
 
     def described(methods_: ServerMethods) -> list[Any]:
-        parts = (methods_.weighting, methods_.aggregator, methods_.filter, methods_.optimizer)
+        parts = (methods_.weighting, methods_.aggregator, methods_.filter, methods_.optimizer, *methods_.transforms)
         return [(type(part), getattr(part, "__dict__", None)) for part in parts]
 
     if described(made) != described(_server_methods()["aggregator fedavg"]):
@@ -318,7 +326,7 @@ def test_what_the_server_remembers_goes_on_at_another_number_of_ranks(num_ranks:
         thetas[name], states[name] = theta, {key: value.clone() for key, value in server.full_state().items()}
         moved, _ = _round(server, made, theta, 2, alone, [1, 2, 5], [])
         expected[name] = (moved, server.full_state(), dict(server.broadcast))
-    families = ("algorithm", "optimizer", "weights")
+    families = ("aggregator", "algorithm", "optimizer", "weights")
     assert {name.split()[0] for name, state in states.items() if state} == set(families), "something of each is tested"
     for found in run_ranks(_third_round, num_ranks, tmp_path, thetas, states):
         for name, (theta, state, broadcast) in expected.items():

@@ -15,14 +15,18 @@ from fedspec_dist.parameters import Segment
 from fedspec_dist.server.protocols import Aggregator
 from tests.reference import (
     DenseRows,
+    centered_clipping,
     dense_cohort,
     fedgh_vectors,
     fedlws_model,
     fednova_update,
     fipa_dense,
     fisher_merge,
+    geometric_median,
     inco_kernel,
+    krum_order,
     median_columns,
+    multi_krum_mean,
     trimmed_columns,
 )
 
@@ -57,6 +61,7 @@ class Problem:
             effective_steps=self.steps,
             segments=SEGMENTS,
             uploads={"fisher_diagonal": self.fisher},
+            memory={"centre": torch.zeros(P, dtype=torch.float64)},
         )
         return replace(cohort, sketches=sketches)
 
@@ -192,6 +197,29 @@ CASES = [
     Case("median", {}, lambda p: median_columns(p.updates), two_clients, diagnostics=False),
     Case("trimmed_mean", {"trim": 0.25}, lambda p: trimmed_columns(p.updates, len(p.updates) // 4), two_clients),
     Case("trimmed_mean", {"trim": 0.0}, lambda p: trimmed_columns(p.updates, 0), same_weights),
+    Case("krum", {}, lambda p: p.updates[krum_order(p.updates, 0)[0]]),
+    Case("multi_krum", {"byzantine": 0.0}, lambda p: multi_krum_mean(p.updates, 0), same_weights, exactly_fedavg=True),
+    Case("multi_krum", {"byzantine": 0.25}, lambda p: multi_krum_mean(p.updates, len(p.updates) // 4)),
+    Case("multi_krum", {"keep": 2}, lambda p: multi_krum_mean(p.updates, 0, keep=2)),
+    Case("geometric_median", {}, lambda p: geometric_median(p.updates, p.weights.tolist(), 1e-6, 100)),
+    Case(
+        "geometric_median",
+        {"smoothing": 1e6, "iterations": 3},
+        lambda p: geometric_median(p.updates, p.weights.tolist(), 1e6, 3),
+        lambda p: p,
+    ),
+    Case(
+        "centered_clipping",
+        {"radius": 0.1, "iterations": 2},
+        lambda p: centered_clipping(p.updates, torch.zeros(P).double(), p.weights.tolist(), 0.1, 2),
+        alone_fedavg=False,
+    ),
+    Case(
+        "centered_clipping",
+        {"radius": 1e6},
+        lambda p: centered_clipping(p.updates, torch.zeros(P).double(), p.weights.tolist(), 1e6, 1),
+        lambda p: p,
+    ),
 ]
 every_aggregator = pytest.mark.parametrize("case", CASES, ids=str)
 has_fedavg_limit = pytest.mark.parametrize("case", [case for case in CASES if case.fedavg_problem], ids=str)
@@ -264,8 +292,10 @@ def test_diagnostics_carry_the_name_as_prefix(case: Case) -> None:
 
 @every_aggregator
 def test_needs_are_announced(case: Case) -> None:
-    cohort = problem().cohort()
-    without = {"sketches": replace(cohort, sketches=None), "fisher_diagonal": replace(cohort, uploads={})}
+    without = {
+        "sketches": replace(problem().cohort(), sketches=None),
+        "fisher_diagonal": replace(problem().cohort(), uploads={}),
+    }
     assert case.build().needs <= set(without)
     for name, bare in without.items():
         if name in case.build().needs:

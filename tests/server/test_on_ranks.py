@@ -43,7 +43,7 @@ def _rows(num_rows: int, seed: int) -> Tensor:
     return torch.randn(num_rows, P, generator=torch.Generator().manual_seed(seed)) / 10
 
 
-def _dense() -> Cohort:
+def dense_round() -> Cohort:
     cohort = dense_cohort(
         _rows(K, 0),
         _rows(1, 1)[0],
@@ -53,12 +53,14 @@ def _dense() -> Cohort:
         segments=SEGMENTS,
         uploads={"fisher_diagonal": _rows(K, 2).square().mul(1e-4)},  # some below the threshold
         proxy=Hills(P),
+        memory={"centre": _rows(1, 4)[0].double()},
+        clip_norm=0.5,
     )
     sketches = Sketches(DenseRows(_rows(3, 3)), torch.tensor([3.0, 2, 1]).double(), torch.tensor([0, 0, 3]))
     return replace(cohort, sketches=sketches)
 
 
-def _spread(dense: Cohort, columns: Columns, collectives: Collectives) -> Cohort:
+def spread(dense: Cohort, columns: Columns, collectives: Collectives) -> Cohort:
     """The same round, its columns on their ranks; client k was trained on rank `k % num_ranks`."""
 
     def matrix(rows: RowMatrix) -> UpdateMatrix:
@@ -75,6 +77,7 @@ def _spread(dense: Cohort, columns: Columns, collectives: Collectives) -> Cohort
         slicing=ColumnSlicing(columns, collectives),
         sketches=replace(dense.sketches, rows=matrix(dense.sketches.rows)),
         uploads={name: matrix(rows) for name, rows in dense.uploads.items()},
+        memory={name: columns.slice(vector, collectives.rank) for name, vector in dense.memory.items()},
     )
 
 
@@ -103,7 +106,7 @@ def _as_of_many(cohort: Cohort) -> dict[str, Any]:
 
 
 def _on_ranks(collectives: Collectives) -> dict[str, Any]:
-    return _results(_spread(_dense(), Columns.shared(P, collectives.num_ranks, K), collectives))
+    return _results(spread(dense_round(), Columns.shared(P, collectives.num_ranks, K), collectives))
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +115,7 @@ def alone() -> dict[str, Any]:
 
 
 def test_one_rank_equals_dense_arithmetic(alone: dict[str, Any]) -> None:
-    for name, (values, diagnostics) in _results(_dense()).items():
+    for name, (values, diagnostics) in _results(dense_round()).items():
         torch.testing.assert_close(alone[name][0], values, rtol=1e-9, atol=1e-9, msg=name)
         assert alone[name][1] == pytest.approx(diagnostics, rel=1e-6, abs=1e-6), name
 
@@ -127,7 +130,7 @@ def test_the_round_tells_the_methods_apart(alone: dict[str, Any]) -> None:
 
 
 def _many_on_ranks(collectives: Collectives) -> dict[str, Any]:
-    return _as_of_many(_spread(_dense(), Columns.shared(P, collectives.num_ranks, K), collectives))
+    return _as_of_many(spread(dense_round(), Columns.shared(P, collectives.num_ranks, K), collectives))
 
 
 def test_large_cohorts_are_computed_in_another_way_with_the_same_result(alone: dict[str, Any], tmp_path: Path) -> None:
