@@ -198,7 +198,8 @@ def _with_attackers(config: Config, federation: Federation) -> Federation:
         )
     labels = dataset.train_labels.clone()
     own = torch.from_numpy(np.concatenate([federation.clients[client] for client in malicious]))
-    labels[own] = make_attack(config).labels(labels[own], dataset.num_classes)
+    with keyed(torch.device("cpu"), config.seed, "attack"):
+        labels[own] = make_attack(config).labels(labels[own], dataset.num_classes)
     log.info("%d of %d clients are malicious: %s", len(malicious), len(federation.population), choice.type)
     return replace(federation, dataset=replace(dataset, train_labels=labels), attackers=malicious)
 

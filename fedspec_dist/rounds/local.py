@@ -97,9 +97,8 @@ def train_clients(
             with keyed(runtime.device, config.seed, "client", round_index, client):
                 sketched = True
                 if stage.sketcher is not None:
-                    seed = seeding.torch_seed(
-                        config.seed, "sketch", round_index
-                    )  # the same for all clients, as published
+                    # The same for all clients, as published.
+                    seed = seeding.torch_seed(config.seed, "sketch", round_index)
                     try:
                         result.sketches.append(stage.sketcher.sketch(theta, batches.samples, seed))
                     except NonFiniteFisherError:

@@ -106,7 +106,7 @@ def test_less_than_one_malicious_client_is_refused() -> None:
 
 def test_the_name_of_a_run_knows_attacks_and_transforms_only_where_there_are_any() -> None:
     default = load(None).fingerprint()
-    same = (["clients.attack=none"], ["clients.attack.fraction=0.4"], ["server.transforms=[]"])
+    same = (["clients.attack=none"], ["server.transforms=[]"])
     others = (
         ["clients.attack=scale"],
         ["clients.attack=sign_flip"],

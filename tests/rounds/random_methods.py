@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedspec_dist.clients.algorithms.base import LocalAlgorithm
+from fedspec_dist.clients.attacks import Attack
 from fedspec_dist.cohort import Cohort, Direction
 from fedspec_dist.data.synthetic import Synthetic
 from fedspec_dist.filters.identity import Identity
@@ -17,7 +18,8 @@ from fedspec_dist.methods import FAMILIES, register
 from fedspec_dist.models.network import Network
 from fedspec_dist.server.aggregators.fedavg import FedAvg
 from fedspec_dist.server.optimizers import Sgd
-from fedspec_dist.server.protocols import Weights
+from fedspec_dist.server.protocols import Transformed, Weights
+from fedspec_dist.server.transforms.mixed import mix
 from fedspec_dist.server.weights.shares import Stateless
 
 
@@ -100,6 +102,23 @@ class Weighting(Stateless):
         return Weights(noisy / noisy.sum())
 
 
+class Transform:
+    def initial_state(self, population):
+        return {"noise": draw(population).double()}
+
+    def apply(self, cohort, state):
+        state["noise"].mul_(draw(len(state["noise"])).double())
+        return Transformed(mix(cohort, draw(len(cohort.weights)).double() * state["noise"][cohort.clients.ids]))
+
+
+class Malice(Attack):
+    def labels(self, labels, num_classes):
+        return (labels + torch.randint(num_classes, labels.shape)) % num_classes
+
+    def spoil(self, update, seed):
+        update.mul_(draw(len(update)))
+
+
 class Optimizer(Sgd):
     """Noise on every parameter, as for differential privacy."""
 
@@ -116,6 +135,8 @@ NAMES = {
     "server.aggregator": "Aggregator",
     "server.weights": "Weighting",
     "server.optimizer": "Optimizer",
+    "server.transforms": "Transform",
+    "clients.attack": "Malice",
 }
 assert {*NAMES, "server.filter"} == set(FAMILIES), "a new family needs a row here"
 PARAMETERS = {

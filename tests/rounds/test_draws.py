@@ -36,6 +36,8 @@ SETTINGS: dict[str, list[str]] = {
     "server.weights": ["server.weights=random_plugin"],
     "server.optimizer": ["server.optimizer=random_plugin"],
     "server.filter": ["server.filter=random_plugin"],
+    "server.transforms": ["server.transforms=random_plugin"],
+    "clients.attack": ["clients.attack={type: random_plugin, fraction: 0.5}"],
     # A model with dropout where it is differentiated in other ways than by training.
     "fipa": [MODEL, "server.aggregator={type: fipa, rank: 3}"],
     "fipa, matrix-free": [
@@ -61,6 +63,7 @@ SETTINGS: dict[str, list[str]] = {
 
 # What is made again at a resume, or goes on from what it drew before.
 RESUMED = ["data.partition", "model", "filter", "local.algorithm", "server.weights", "server.optimizer"]
+RESUMED += ["server.transforms", "clients.attack"]
 
 
 def _config(name: str) -> Config:
