@@ -211,6 +211,8 @@ def _fail(
         if failure is not None:
             log.info("ending: rank %s on %s failed first", failure["rank"], failure["host"])
             log.debug("%s", _trace(error))
+            # torchrun may take this rank's end for the cause, as it comes first.
+            tell_launcher(f"rank {failure['rank']} on {failure['host']} failed: {failure['summary']}")
             _leave()
         if elsewhere:
             error = CollectiveError(f"{error}. Not there, so hung, slow or killed: {', '.join(elsewhere)}")

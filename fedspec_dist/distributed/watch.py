@@ -23,6 +23,7 @@ from math import inf
 from types import FrameType
 from typing import Any
 
+from fedspec_dist.distributed.environment import tell_launcher
 from fedspec_dist.distributed.orphans import identity, kill
 
 log = logging.getLogger(__name__)
@@ -313,6 +314,7 @@ class Watch(threading.Thread):
         if lost:
             self._lost(reason)
         log.error("%s; ending this rank", reason)
+        tell_launcher(reason)
         with contextlib.suppress(OSError):
             if sys.stdout.isatty():
                 os.write(sys.stdout.fileno(), _SHOW_CURSOR)
