@@ -377,6 +377,13 @@ class Cluster(Section):
     signal_before_s: CountOrZero
 
 
+def _path(text: str) -> str:
+    """What no file system takes is told here, once, and not by whoever is the first to open it."""
+    if len(text.encode()) > 2000 or any(len(part.encode()) > 200 for part in text.split("/")):
+        raise ValueError("must be a path of at most 2000 bytes, with names of at most 200")
+    return text
+
+
 def _participation(value: Any) -> Any:
     """A whole number is a count, any other number a share: 1 is one client, 1.0 all of them."""
     if type(value) is int and 1 <= value <= methods.MAX_COUNT:
@@ -394,7 +401,7 @@ class Config(Section):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
     seed: Annotated[int, Field(ge=0, lt=2**63)]
-    output: str
+    output: Annotated[str, AfterValidator(_path)]
     plugins: Annotated[list[str], Field(max_length=100)]
     data: Data
     model: Annotated[Any, _choice("model")]

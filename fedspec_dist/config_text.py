@@ -118,6 +118,16 @@ _Loader.yaml_constructors = {tag: f for tag, f in yaml.SafeLoader.yaml_construct
 _repair(_Dumper)
 
 
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    """A word that other readers of YAML would take for a number or a date (`0123`, `1:30`) is quoted."""
+    word = yaml.SafeLoader("").resolve(yaml.ScalarNode, text, (True, False)) == _TEXT
+    return dumper.represent_scalar(_TEXT, text, style=None if word else "'")
+
+
+_TEXT = "tag:yaml.org,2002:str"
+_Dumper.add_representer(str, _text)
+
+
 def dump(content: Mapping[str, Any]) -> str:
     """As YAML that `read` gives back."""
     return yaml.dump(dict(content), Dumper=_Dumper, sort_keys=False, width=110)

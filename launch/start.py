@@ -39,7 +39,7 @@ def sbatch(folder: Path, config: Config, name: str, after: str | None, jobs: Seq
     except (FailedJobError, FailedSubmissionError) as error:
         raise SubmitError(
             f"{_sentence(str(error))}. Look at --dry-run; what this cluster has, sinfo and "
-            "sacctmgr show associations tell"
+            "sacctmgr show associations tell. On a machine without a working SLURM: --cluster local"
         ) from error
     return [job.job_id for job in submitted]
 

@@ -188,17 +188,26 @@ def table(found: Sequence[Row]) -> Table:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="launch.status", description=__doc__, allow_abbrev=False)
-    parser.add_argument("runs", nargs="*", metavar="RUN", type=Path, help="run folders")
+    parser.add_argument("runs", nargs="*", metavar="RUN", type=Path, help="run folders, or folders of them (runs)")
     given = parser.parse_args(arguments).runs
-    folders = given or sorted(path for path in Path("runs").glob("*") if is_run(path))
-    missing = [path for path in given if not is_run(path)]
+    found = {path: runs_in(path) for path in given or [Path("runs")]}
+    missing = [path for path in given if not found[path]]
     for path in missing:
-        print(f"{path}: is no run folder; allowed: folders with a config.yaml or a submission in them", file=sys.stderr)
-    if not folders:
+        print(
+            f"{path}: is no run folder, and none is in it; a run's has a config.yaml or a submission", file=sys.stderr
+        )
+    folders = [run for runs in found.values() for run in runs]
+    if not folders and not missing:
         print(f"no runs in runs/; name run folders, or submit one with {command('submit')}", file=sys.stderr)
         return 1
-    console().print(table(rows(path for path in folders if path not in missing)))
+    if folders:
+        console().print(table(rows(folders)))
     return 1 if missing else 0
+
+
+def runs_in(path: Path) -> list[Path]:
+    """The folder itself if it is a run's, else those in it."""
+    return [path] if is_run(path) else sorted(below for below in path.glob("*") if is_run(below))
 
 
 def console() -> Console:

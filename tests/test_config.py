@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import yaml
 
 from fedspec_dist import config as config_module
 from fedspec_dist.config import Config, ConfigError, load, minutes
@@ -360,3 +361,17 @@ def test_a_name_that_looks_like_something_else_is_read_back(name: str, tmp_path:
 def test_more_that_is_refused(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load(None, [override])
+
+
+def test_a_config_file_is_read_alike_by_any_reader_of_yaml(tmp_path: Path) -> None:
+    config = load(None, ["filter.order=0123", 'name="2024-01-01"', 'output="1e3"'])
+    plain = yaml.safe_load(config.to_yaml())
+    assert (plain["filter"]["order"], plain["name"], plain["output"]) == ("0123", "2024-01-01", "1e3")
+    (tmp_path / "config.yaml").write_text(config.to_yaml())
+    assert load(tmp_path / "config.yaml") == config
+
+
+@pytest.mark.parametrize("output", ["x/" * 3000, "y" * 300, "a/" + "é" * 150])
+def test_a_path_that_no_file_system_takes_is_refused(output: str) -> None:
+    with pytest.raises(ConfigError, match=r"^output: got .*at most 2000 bytes"):
+        load(None, [f"output={output}"])

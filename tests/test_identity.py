@@ -216,6 +216,8 @@ def test_a_change_is_refused_with_one_message_unless_it_is_accepted(
         assert [start["resumed_after_round"] for start in starts] == [0, 2]
         assert named in starts[1]["changes_accepted"][0]
         assert starts[0]["identity"] != starts[1]["identity"]
+        summary = json.loads((_run_folder(here) / "summary.json").read_text())
+        assert named in summary["changes_accepted"][0], "a result of two makings says so"
     if state == "finished" or command == "main":
         _forget()
         assert start() == 0, "what was accepted once is not asked again"

@@ -150,7 +150,10 @@ def normalised(images: np.ndarray, mean: tuple[float, ...], std: tuple[float, ..
 
 
 def _loaded(name: str, source: Source) -> Arrays:
-    arrays = source.load()
+    try:
+        arrays = source.load()
+    except (OSError, NotImplementedError) as error:  # of a user's own; ours say it themselves
+        raise ValueError(f"data.dataset: {name} cannot be loaded: {error}") from error
     if not isinstance(arrays, Arrays):
         raise ValueError(
             f"data.dataset: load() of {name} gave a {type(arrays).__name__}; allowed is an "

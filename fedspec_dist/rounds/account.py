@@ -145,6 +145,13 @@ def write_account(
     write_json(folder.environment, {"starts": [*starts, start]})
 
 
+def accepted_changes(folder: RunFolder) -> list[str]:
+    """What changed between the starts of a run and was accepted, in words."""
+    starts = read_object(folder.environment).get("starts")
+    accepted = [start.get("changes_accepted") for start in starts if isinstance(start, dict)] if starts else []
+    return [str(change) for changes in accepted if isinstance(changes, list) for change in changes]
+
+
 def _earlier_starts(folder: RunFolder) -> list[Any]:
     """Those that `environment.json` has; one that cannot be read is kept under another name."""
     content = read_object(folder.environment)

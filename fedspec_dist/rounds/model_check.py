@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fedspec_dist.config import Config
 from fedspec_dist.data.prepared import Dataset
@@ -17,6 +18,12 @@ def check_model(config: Config, model: Any, dataset: Dataset) -> None:
     name = config.model.type
     if not isinstance(model, nn.Module):
         raise ValueError(f"model: {name} made a {type(model).__name__}; allowed is a torch.nn.Module")
+    lazy = [key for key, parameter in model.named_parameters() if is_lazy(parameter)]
+    if lazy:
+        raise ValueError(
+            f"model: {name} has parameters without a shape ({', '.join(lazy[:3])}), as torch's Lazy layers have until "
+            "they see data; give their sizes from input_shape in the constructor"
+        )
     if not any(True for _ in model.parameters()):
         raise ValueError(f"model: {name} has no parameters; there is nothing to train")
     images = dataset.train_images[:2]

@@ -18,7 +18,7 @@ from fedspec_dist.distributed.gpus import image_format
 from fedspec_dist.distributed.runtime import EXIT_DIVERGED, EXIT_STOPPED, Runtime
 from fedspec_dist.failures import Kind, Origin, as_kind
 from fedspec_dist.identity import Identity, accept_or_refuse, differences, settle
-from fedspec_dist.rounds.account import agree_on_identity, require_same_config, write_account
+from fedspec_dist.rounds.account import accepted_changes, agree_on_identity, require_same_config, write_account
 from fedspec_dist.rounds.checkpoint import SavedState, load_newest, write_model
 from fedspec_dist.rounds.divergence import no_result, num_contributing, server_fault
 from fedspec_dist.rounds.federation import build_model, load_federation
@@ -51,6 +51,8 @@ def execute(
             print_summary(console, summary, folder.path)
             if accepted:
                 log.warning("taken as it is, although since then this changed: %s", "; ".join(accepted))
+            if mixed := summary.get("changes_accepted"):
+                log.warning("its rounds were not all made with the same; accepted on the way: %s", "; ".join(mixed))
             _say_ended(summary, "has already")
         return ended
     if runtime.is_main:
@@ -216,6 +218,7 @@ def _summarize(
     config: Config, runtime: Runtime, folder: RunFolder, identity: Identity, module: nn.Module, advice: str
 ) -> dict[str, Any]:
     records = read(folder.metrics)
+    changes = accepted_changes(folder)
     reason = no_result(records, module.state_dict(), advice)
     scored = [record for record in records if record.get("test_accuracy") is not None]
     final = records[-1] if records else {}
@@ -235,4 +238,5 @@ def _summarize(
         "bytes_exchanged": sum(record.get("bytes_exchanged", 0) for record in records),
         "ranks": runtime.num_ranks,
         "identity": identity.to_dict(),
+        **({"changes_accepted": changes} if changes else {}),
     }

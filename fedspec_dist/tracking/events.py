@@ -61,11 +61,14 @@ class Events:
         self._rank = rank
         self._host = host
         self._job_id = job_id
+        self._may_make_folder = rank == 0  # once, for what ends a run before it begins; one that is gone stays gone
 
     def write(self, name: str, **facts: Any) -> None:
         line = {"event": name, "time": round(time.time(), 3), "attempt": self._attempt, "job_id": self._job_id, **facts}
         with contextlib.suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            if self._may_make_folder:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._may_make_folder = False
             append_line(self._path, json.dumps(line))
 
     def failure(self, error: BaseException) -> None:

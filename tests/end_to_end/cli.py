@@ -26,6 +26,11 @@ class Ended:
     output: str  # of all processes, stdout and stderr together
     seconds: float
 
+    @property
+    def ours(self) -> str:
+        """The output without torchrun's last words, which repeat our message."""
+        return self.output.partition("errors.ChildFailedError")[0]
+
     def expect(self, code: int, *parts: str) -> Ended:
         """Itself, when the exit code is `code` and every part is in the output."""
         missing = [part for part in parts if part not in self.output]

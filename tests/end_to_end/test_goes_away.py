@@ -29,7 +29,7 @@ def test_what_is_taken_away_ends_the_run(taken: str, ranks: int, tmp_path: Path)
         folder = run_folder(tmp_path)
         TAKEN[taken](folder)
         ended = job.wait().expect_failure(MESSAGE)
-    assert ended.output.count(MESSAGE) == 1
+    assert ended.ours.count(MESSAGE) == 1
     assert "Traceback" not in ended.output.split(MESSAGE)[0]
     assert not list(tmp_path.rglob("summary.json"))
     if taken == "folder":

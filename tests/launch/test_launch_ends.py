@@ -461,8 +461,10 @@ def test_the_status_command(
     output = capsys.readouterr().out
     assert "digits-0123" in output
     assert "arrays" not in output
+    assert status.main(["runs"]) == 0, "a folder of runs, by its name"
+    assert "digits-0123" in capsys.readouterr().out
     assert status.main(["nowhere", "runs/digits-0123"]) == 1
-    assert "nowhere: is no run folder; allowed: folders with a config.yaml" in capsys.readouterr().err
+    assert "nowhere: is no run folder, and none is in it; a run's has a config.yaml" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------ cancel

@@ -77,6 +77,11 @@ class WrongMean(MyData):
         return Arrays(images, np.arange(9), images, np.arange(9), 9, (0.5, 0.5), (1.0, 0.0))
 
 
+class Missing(MyData):
+    def load(self) -> Any:
+        return np.loadtxt(self.root / "nowhere.csv")
+
+
 class NoLoad(Source):
     pass
 
@@ -174,6 +179,15 @@ def without_rng(samples: Any, num_clients: int) -> list[np.ndarray]:
     return in_turn(samples, num_clients, RNG)
 
 
+class Shapeless(nn.Module):
+    def __init__(self, input_shape: tuple[int, int, int], num_classes: int) -> None:
+        super().__init__()
+        self.fc = nn.LazyLinear(num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.fc(images.flatten(1))
+
+
 class BareFilter:
     def __init__(self, segments: Any) -> None:
         pass
@@ -269,6 +283,7 @@ TABLE: list[tuple[str, Any, dict[str, Any], str | None]] = [
     ("data.dataset", ShortLabels, {}, "train labels have .* type <U3; allowed are numpy arrays .*int64"),
     ("data.dataset", Tuples, {}, r"load\(\) of mine_\w+ gave a tuple; allowed .*Arrays"),
     ("data.dataset", WrongMean, {}, r"mean \(0\.5, 0\.5\) and std .* one number for each of the 1 channels"),
+    ("data.dataset", Missing, {}, r"mine_\w+ cannot be loaded: .*nowhere\.csv not found"),
     ("data.dataset", NoLoad, {}, r"defines load\(self\) -> Arrays"),
     ("data.dataset", MyData, {"path": (str, "x")}, r"called with \(root, download, seed, path=\.\.\.\), but takes"),
     ("data.partition", in_turn, {}, None),
@@ -283,6 +298,7 @@ TABLE: list[tuple[str, Any, dict[str, Any], str | None]] = [
     ("model", OtherImages, {}, r"mine_\w+ cannot be applied to images of shape \[1, 8, 8\]"),
     ("model", WithBatchNorm, {}, r"changes buffers .*norm\.running_mean.* Use torch\.nn\.GroupNorm or LayerNorm"),
     ("model", Doubles, {}, "extra has type torch.float64; allowed is torch.float32"),
+    ("model", Shapeless, {}, r"has parameters without a shape \(fc\.weight, fc\.bias\).*from input_shape"),
     ("model", a_number, {}, "made a int; allowed is a torch.nn.Module"),
     ("filter", BareFilter, {}, "has no prepare; derive it from"),
     ("filter", NeverCalled, {}, "has no __call__; derive it from"),

@@ -18,6 +18,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_an_event_is_a_line_with_its_time_attempt_and_job(path: Path) -> None:
+    path.parent.mkdir()
     Events(path, "7.0", 1, "node2", "7").write(STARTED, ranks=4)
     Events(path, "7.0", 1, "node2", "7").failure(OSError(28, "No space left"))
     first, second = (json.loads(line) for line in path.read_text().splitlines())
@@ -99,3 +100,13 @@ def test_what_an_error_says_of_itself_counts_more_than_where_it_came_up() -> Non
         raise RuntimeError("z")
     assert kind_of(bug.value) is Kind.ERROR
     assert kind_of(MemoryError()) is Kind.MEMORY
+
+
+def test_a_folder_that_was_taken_away_is_not_made_again(path: Path) -> None:
+    """It may be put back where it was."""
+    first, other = Events(path, "a", 0, "here"), Events(path, "a", 1, "here")
+    first.write(STARTED)
+    path.parent.rename(path.parent.with_name("elsewhere"))
+    for told in (first, other):
+        told.failure(ValueError("the folder is gone"))
+    assert not path.parent.exists()
