@@ -40,7 +40,7 @@ def server_fault(theta: Tensor, phase: Phase) -> str:
 
     Clients whose updates are not finite may have been given a model that is finite and far too large.
     """
-    lr = phase.server.optimizer.lr
+    lr = getattr(phase.server.optimizer, "lr", 1.0)  # one of a plugin may have none
     largest = float(theta.detach().abs().max()) if len(theta) else 0.0
     if lr <= 1 or not largest > _LARGE_WEIGHT >= largest / lr:  # with lr 1 the same updates would have done no harm
         return ""

@@ -14,6 +14,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from fedspec_dist import methods
 from fedspec_dist.config import load
 from fedspec_dist.distributed import runtime
 from fedspec_dist.distributed.environment import Environment
@@ -219,3 +220,22 @@ def test_a_server_is_to_blame_for_what_its_rate_made_large(largest: float, lr: f
     assert bool(fault) == to_blame
     if to_blame:
         assert f"lower server.optimizer.lr, which is {lr:g}" in fault
+
+
+class Plain:
+    """A server optimizer of a user's own that has no learning rate."""
+
+    def initial_state(self, num_columns: int) -> dict[str, torch.Tensor]:
+        return {}
+
+    def step(self, theta: torch.Tensor, direction: torch.Tensor, state: dict[str, torch.Tensor]) -> torch.Tensor:
+        return (theta + direction).to(theta.dtype)
+
+
+def test_a_server_optimizer_without_a_learning_rate_ends_as_it_should(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(methods.SERVER_OPTIMIZERS, "plain", methods.method(f"{__name__}:Plain"))
+    code, files = run(tmp_path, "server.optimizer=plain")
+    assert (code, summary(files)["status"]) == (0, "finished")
+    assert run(tmp_path, "server.optimizer=plain", "local.lr=1e20")[0] == 3
