@@ -115,8 +115,10 @@ class ProcessGroup:
         try:
             finish(begin(), self._transport, lambda: self._trouble(since))
         except RuntimeError as error:
+            # Of a peer that was ended for a reason the backend knows only that it is gone.
+            reason = self._trouble(since) or error
             raise CollectiveError(
-                f"rank {self.rank} lost contact with the other ranks during {what}: {error}"
+                f"rank {self.rank} lost contact with the other ranks during {what}: {reason}"
             ) from error  # and stays `current`: this is where the rank was
         self.current = ""
 

@@ -251,8 +251,9 @@ class Watch(threading.Thread):
                     failed = self._store.check(["failure"])
                     silent = self._silent_rank(paused=time.monotonic() - last > _SILENCE_S / 2)
             except RuntimeError:
+                self._verdict = "lost contact with the rendezvous store: rank 0's host or its torchrun has ended"
                 kill(self._told.get(0, {}).get("process", ""), only_if_stopped=True)  # who may have held the store
-                self._end("lost contact with the rendezvous store: rank 0's host or its torchrun has ended", lost=True)
+                self._end(self._verdict, lost=True)
                 return
             last = time.monotonic()
             if failed:
@@ -262,11 +263,14 @@ class Watch(threading.Thread):
                 return
             if silent is not None:
                 where = self._told.get(silent, {})
+                host = f" on {where['host']}" if where else ""
+                # Before the kill, which a collective notices at once and without a reason.
+                self._verdict = (
+                    f"rank {silent}{host} has not answered for {_SILENCE_S:.0f} s: killed, or its host is gone"
+                )
                 # Its launcher would tell it to stop, wait for an answer, and hold the job up meanwhile.
                 kill(where.get("process", ""))
-                host = f" on {where['host']}" if where else ""
-                gone = f"rank {silent}{host} has not answered for {_SILENCE_S:.0f} s: killed, or its host is gone"
-                self._end(gone, lost=True)
+                self._end(self._verdict, lost=True)
                 return
         try:
             with self._lock:

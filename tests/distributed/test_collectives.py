@@ -80,3 +80,24 @@ def test_a_probe_that_hangs_does_not_stop_who_asked(tmp_path: Path) -> None:
         assert seconds < 5
         assert stuck
         assert total == 2
+
+
+def _closed(*_: object, **__: object) -> None:
+    raise RuntimeError("Connection closed by peer")
+
+
+def _when_the_backend_fails(collectives: Collectives) -> list[str]:
+    module.dist.broadcast = _closed
+    said = []
+    for known in ("rank 1 has not answered", ""):
+        try:
+            ProcessGroup(CPU, lambda since, known=known: known).broadcast(torch.zeros(2), "a broadcast")
+        except CollectiveError as error:
+            said.append(str(error).partition("a broadcast: ")[2])
+    return said
+
+
+def test_the_reason_that_is_known_is_said_and_not_what_the_backend_saw_of_it(tmp_path: Path) -> None:
+    """A frozen peer that is killed looks to the backend like any other that is gone."""
+    for said in run_ranks(_when_the_backend_fails, 2, tmp_path):
+        assert said == ["rank 1 has not answered", "Connection closed by peer"]
