@@ -18,9 +18,7 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise ValueError(
-                "tracking.tensorboard: needs the package tensorboard: pip install 'fedspec_dist[tensorboard]'"
-            ) from None
+            raise ValueError("tracking.tensorboard: needs the package tensorboard: pip install tensorboard") from None
         self._writer = SummaryWriter(str(folder), purge_step=resumed_round + 1)
 
     def log(self, record: Mapping[str, Any]) -> None:

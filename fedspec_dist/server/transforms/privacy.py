@@ -14,7 +14,7 @@ def require_accountant() -> None:
     if find_spec("dp_accounting") is None:
         raise ValueError(
             "server.transforms.delta: got one, but the package that accounts for privacy is not installed: pip install "
-            "'fedspec_dist[privacy]', or pip install dp-accounting; or leave delta out, for noise without an account"
+            "dp-accounting; or leave delta out, for noise without an account"
         )
 
 
