@@ -64,7 +64,7 @@ class Events:
         self._may_make_folder = rank == 0  # once, for what ends a run before it begins; one that is gone stays gone
 
     def write(self, name: str, **facts: Any) -> None:
-        line = {"event": name, "time": round(time.time(), 3), "attempt": self._attempt, "job_id": self._job_id, **facts}
+        line = {"event": name, "time": time.time(), "attempt": self._attempt, "job_id": self._job_id, **facts}
         with contextlib.suppress(OSError):
             if self._may_make_folder:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
