@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from benchmarks.spread import quartiles
 from fedspec_dist.clients.algorithms.fedavg import FedAvg
-from fedspec_dist.clients.sequential import ClientWork, Filter, LocalMethods, SequentialExecutor
-from fedspec_dist.clients.sgd import LocalSgd
-from fedspec_dist.data.augment import Augmentation
+from fedspec_dist.clients.executors.sequential import ClientWork, Filter, LocalMethods, SequentialExecutor
+from fedspec_dist.clients.optimizers import LocalSgd
+from fedspec_dist.core.parameters import ParameterLayout
 from fedspec_dist.data.batches import batch_bounds
+from fedspec_dist.data.images.augment import Augmentation
 from fedspec_dist.filters.identity import Identity
 from fedspec_dist.filters.spectral import HighPass
-from fedspec_dist.parameters import ParameterLayout
 from fedspec_dist.tasks.classification import Classification
 
 # A client's first step also measures the filtered energy; more than one keeps that from weighing too much.

@@ -28,19 +28,19 @@ from benchmarks.filter_share import measure_filter
 from benchmarks.plain_loop import PlainClient, PlainLoop
 from benchmarks.spread import quartiles
 from fedspec_dist.config import Config, load
-from fedspec_dist.data.augment import Augmentation
-from fedspec_dist.distributed import runtime
+from fedspec_dist.config.methods import MODELS
+from fedspec_dist.data.images.augment import Augmentation
 from fedspec_dist.distributed.assignment import assign
 from fedspec_dist.distributed.collectives import Collectives
-from fedspec_dist.distributed.environment import read_environment
-from fedspec_dist.distributed.memory import keep_freed_memory
-from fedspec_dist.distributed.runtime import Runtime
-from fedspec_dist.methods import MODELS
+from fedspec_dist.processes import runtime
+from fedspec_dist.processes.environment import read_environment
+from fedspec_dist.processes.memory import keep_freed_memory
+from fedspec_dist.processes.runtime import Runtime
 from fedspec_dist.rounds.federation import Federation, build_model, load_federation
 from fedspec_dist.rounds.loop import Job, train
 from fedspec_dist.rounds.phases import Phases
 from fedspec_dist.rounds.sampling import client_work, sample_cohort, workload
-from fedspec_dist.tracking.run_folder import RunFolder
+from fedspec_dist.runs.folder import RunFolder
 
 # Rounds at the start, not counted: memory pools, primitive caches, the first touch of the data.
 WARM_UP = 2

@@ -22,14 +22,14 @@ import numpy as np
 import torch
 
 from benchmarks.spread import quartiles
-from fedspec_dist import methods
-from fedspec_dist.clients.sequential import ClientWork, LocalMethods, SequentialExecutor
-from fedspec_dist.clients.sgd import LocalSgd
-from fedspec_dist.data.augment import Augmentation
+from fedspec_dist.clients.executors.sequential import ClientWork, LocalMethods, SequentialExecutor
+from fedspec_dist.clients.optimizers import LocalSgd
+from fedspec_dist.config import methods
+from fedspec_dist.core.parameters import ParameterLayout
 from fedspec_dist.data.batches import batch_bounds
-from fedspec_dist.distributed.memory import keep_freed_memory
+from fedspec_dist.data.images.augment import Augmentation
 from fedspec_dist.filters.identity import Identity
-from fedspec_dist.parameters import ParameterLayout
+from fedspec_dist.processes.memory import keep_freed_memory
 from fedspec_dist.tasks.classification import Classification
 
 SETTINGS: dict[str, dict[str, Any]] = {

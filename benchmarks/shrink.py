@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedspec_dist.data.cifar import Cifar10
-from fedspec_dist.data.fashion_mnist import FashionMnist
+from fedspec_dist.data.images.cifar import Cifar10
+from fedspec_dist.data.images.fashion_mnist import FashionMnist
 
 _SOURCES: dict[str, type[Cifar10] | type[FashionMnist]] = {"cifar10": Cifar10, "fashion_mnist": FashionMnist}
 

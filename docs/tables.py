@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.local_methods import SETTINGS
-from fedspec_dist import methods
-from fedspec_dist.config import ConfigError, load
+from fedspec_dist.config import ConfigError, load, methods
 
 PIPE = "\\|"
 ROOT = Path(__file__).parents[1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__":  # before the imports below, which take a second
-    from fedspec_dist.distributed.orphans import end_with_launcher, say_interrupted
+    from fedspec_dist.processes.orphans import end_with_launcher, say_interrupted
 
     say_interrupted()
     end_with_launcher()
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import IO, cast
 
 from fedspec_dist.config import Config, ConfigError, load, split_arguments
-from fedspec_dist.distributed.environment import (
+from fedspec_dist.processes.environment import (
     Environment,
     LaunchError,
     is_first,
@@ -29,7 +29,7 @@ from fedspec_dist.distributed.environment import (
     read_environment,
     tell_launcher,
 )
-from fedspec_dist.tracking.streams import Output, open_standard_streams
+from fedspec_dist.runs.streams import Output, open_standard_streams
 
 EXIT_USAGE = 2
 
@@ -61,11 +61,11 @@ def _run(config: Config, options: argparse.Namespace) -> int:
     # Late, so that a wrong config is refused in a fraction of a second and without torch.
     from rich.console import Console
 
-    from fedspec_dist.distributed import runtime
+    from fedspec_dist.processes import runtime
     from fedspec_dist.rounds.plan import print_plan
     from fedspec_dist.rounds.run import execute
-    from fedspec_dist.tracking.events import Events
-    from fedspec_dist.tracking.run_folder import RunFolder, log_to_console
+    from fedspec_dist.runs.events import Events
+    from fedspec_dist.runs.folder import RunFolder, log_to_console
 
     log_to_console(rank=0, num_ranks=1)
     environment, (start, job_id) = Environment(), name_of_start()

@@ -32,8 +32,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from fedspec_dist.config import Config, ConfigError, load
-from fedspec_dist.config_text import read, shown, split
-from fedspec_dist.methods import Count, CountOrZero, NotNegative
+from fedspec_dist.config.files import read, shown, split
+from fedspec_dist.config.methods import Count, CountOrZero, NotNegative
 
 Keyed = dict[str, Any]  # dotted key of the config -> value
 

@@ -28,8 +28,8 @@ class Changes:
             SubmitError: the data, a plugin or the package changed since, and nobody accepts it.
         """
         # Late, like everything that needs more than the config.
-        from fedspec_dist.identity import ChangedError, identity_of, settle
-        from fedspec_dist.tracking.run_folder import RunFolder
+        from fedspec_dist.runs.folder import RunFolder
+        from fedspec_dist.runs.identity import ChangedError, identity_of, settle
 
         refused: list[tuple[Path, ChangedError]] = []
         accepted: list[tuple[Path, str]] = []

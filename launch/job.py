@@ -235,7 +235,7 @@ def _leave(reason: str) -> NoReturn:
 
 def _last_stop() -> str | None:
     """What stopped the run, once there is a run: the module is not imported for the question."""
-    watch = sys.modules.get("fedspec_dist.distributed.watch")
+    watch = sys.modules.get("fedspec_dist.processes.watch")
     return watch.last_stop() if watch is not None else None
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from submitit.core.utils import JobPaths
 from submitit.local.local import LOCAL_REQUEUE_RETURN_CODE, Controller, LocalExecutor, LocalJob
 
-from fedspec_dist.distributed.orphans import die_with_parent
+from fedspec_dist.processes.orphans import die_with_parent
 from launch.aftermath import settle
 from launch.attempts import LOCAL_RESTARTS
 from launch.cluster import LAUNCHER_VARIABLES, python_variables

@@ -9,9 +9,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from fedspec_dist.tracking import events, metrics
-from fedspec_dist.tracking.run_folder import RunFolder
-from fedspec_dist.tracking.text_files import read_text
+from fedspec_dist.runs import events
+from fedspec_dist.runs.folder import RunFolder
+from fedspec_dist.runs.text_files import read_text
+from fedspec_dist.runs.trackers import metrics
 from launch.axes import Run
 
 FINISHED, DIVERGED, FAILED = "finished", "diverged", "failed"
@@ -68,7 +69,7 @@ class Outcomes:
         Raises:
             ValueError: another process is at work in it, or it cannot be written.
         """
-        from fedspec_dist.tracking.run_folder import RunFolder
+        from fedspec_dist.runs.folder import RunFolder
 
         if self._fresh and run.folder not in self._begun:
             if run.folder.exists():
@@ -109,7 +110,7 @@ def read_outcome(folder: Path, skips: bool = False) -> Outcome:
 
 def in_use(folder: Path) -> bool:
     """Whether a process of this host holds the lock of a run; without taking it, which would be in its way."""
-    from fedspec_dist.tracking.safe_files import open_regular
+    from fedspec_dist.runs.safe_files import open_regular
 
     try:
         with open_regular(folder / ".lock") as file:

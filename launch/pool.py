@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from fedspec_dist.distributed.orphans import die_with_parent
+from fedspec_dist.processes.orphans import die_with_parent
 from launch.axes import Run
 from launch.cluster import LAUNCHER_VARIABLES, ROOT, python_variables
 from launch.outcomes import CONSOLE

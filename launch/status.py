@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedspec_dist.config_text import parse
-from fedspec_dist.tracking import events
-from fedspec_dist.tracking.run_folder import RunFolder
-from fedspec_dist.tracking.streams import open_standard_streams
-from fedspec_dist.tracking.text_files import read_text
+from fedspec_dist.config.files import parse
+from fedspec_dist.runs import events
+from fedspec_dist.runs.folder import RunFolder
+from fedspec_dist.runs.streams import open_standard_streams
+from fedspec_dist.runs.text_files import read_text
 from launch import attempts, queue
 from launch.commands import as_command, command
 from launch.follow import outcome

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fedspec_dist.config import Config, ConfigError
-from fedspec_dist.tracking.text_files import read_text
+from fedspec_dist.runs.text_files import read_text
 from launch import queue
 from launch.cluster import (
     ROOT,
@@ -227,7 +227,7 @@ def _prepare(
     all_files: Sequence[SubmissionFolder], entries: Sequence[tuple[Config, Sequence[str]]], cluster: str, fresh: bool
 ) -> None:
     """The records of what is submitted; before, with `fresh`, everything of the runs but that is deleted."""
-    from fedspec_dist.tracking.run_folder import RunFolder, git_state
+    from fedspec_dist.runs.folder import RunFolder, git_state
 
     git = json.dumps(git_state(ROOT), indent=1) + "\n"
     for files, (config, arguments) in zip(all_files, entries, strict=True):

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedspec_dist.cohort import Clients, Cohort, Proxy, RowMatrix
-from fedspec_dist.parameters import Segment
+from fedspec_dist.core.cohort import Clients, Cohort, Proxy, RowMatrix
+from fedspec_dist.core.parameters import Segment
 
 
 def high_pass_matrix(d: int, ratio: float) -> Tensor:

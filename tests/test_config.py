@@ -14,7 +14,7 @@ import yaml
 
 from fedspec_dist import config as config_module
 from fedspec_dist.config import Config, ConfigError, load, minutes
-from fedspec_dist.methods import FAMILIES, LATER
+from fedspec_dist.config.methods import FAMILIES, LATER
 
 
 def _file(folder: Path, text: str) -> Path:

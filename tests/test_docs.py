@@ -12,8 +12,7 @@ import pytest
 from benchmarks.local_methods import SETTINGS
 from docs.tables import COSTLY, PAGE, filled, step_times
 from docs.tables import README as README_PAGE
-from fedspec_dist import methods
-from fedspec_dist.config import DEFAULTS, load
+from fedspec_dist.config import DEFAULTS, load, methods
 from launch.axes import load_sweep
 
 ROOT = Path(__file__).parents[1]

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedspec_dist import methods
-from fedspec_dist.config import DEFAULTS, load
+from fedspec_dist.config import DEFAULTS, load, methods
 
 PAGE = Path(__file__).parents[1] / "docs" / "reproducibility.md"
 LISTED = set(

@@ -16,7 +16,7 @@ import pytest
 import fedspec_dist.doctor
 import fedspec_dist.main
 from fedspec_dist.config import DEFAULTS, ConfigError, load
-from fedspec_dist.methods import FAMILIES
+from fedspec_dist.config.methods import FAMILIES
 from launch import status, submit, sweep, templates
 from tests.test_fingerprint import keys_of
 

@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 import yaml
 
-from fedspec_dist import identity, main, methods, sources
-from fedspec_dist.config import load
+from fedspec_dist import main
+from fedspec_dist.config import load, methods
 from fedspec_dist.data import files
-from fedspec_dist.identity import Identity, differences, identity_of, used_plugins
+from fedspec_dist.runs import identity, sources
+from fedspec_dist.runs.identity import Identity, differences, identity_of, used_plugins
 from launch import submission, submit, sweep
 
 CONFIG = {
@@ -35,7 +36,7 @@ CONFIG = {
     "runtime": {"device": "cpu"},
 }
 PLUGIN = """
-from fedspec_dist.methods import register
+from fedspec_dist.config.methods import register
 from fedspec_dist.server.weights.shares import Uniform
 import mine_helper
 

@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from fedspec_dist import methods
+from fedspec_dist.config import methods
 
 TABLES = {
     "datasets": methods.DATASETS,

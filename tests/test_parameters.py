@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedspec_dist.parameters import ParameterLayout
+from fedspec_dist.core.parameters import ParameterLayout
 
 
 def _module() -> nn.Module:

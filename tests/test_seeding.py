@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 
-from fedspec_dist import seeding
+from fedspec_dist.core import seeding
 
 
 def test_a_draw_is_a_function_of_its_key() -> None:

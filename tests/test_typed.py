@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 
 from fedspec_dist.config import Config, ConfigError, load
-from fedspec_dist.methods import FAMILIES
+from fedspec_dist.config.methods import FAMILIES
 from launch.axes import load_sweep
 
 # Values that every method with such a parameter takes, and that are the default of none.

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedspec_dist import seeding
+from fedspec_dist.core import seeding
 
 
 class Attack:

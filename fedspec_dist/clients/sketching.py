@@ -7,11 +7,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedspec_dist.core.parameters import ParameterLayout
 from fedspec_dist.fisher.diagonal import fisher_diagonal
 from fedspec_dist.fisher.products import Forward, fisher_product
 from fedspec_dist.fisher.sketch import random_basis, top_eigenpairs
 from fedspec_dist.models.modes import evaluating
-from fedspec_dist.parameters import ParameterLayout
 
 
 def as_function(module: nn.Module, layout: ParameterLayout) -> Forward:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from .temporary import remove_leftovers, temporary_name
+from fedspec_dist.data.temporary import remove_leftovers, temporary_name
 
 _TIMEOUT_S = 30.0
 _POLL_S = 0.2

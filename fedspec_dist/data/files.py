@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .downloads import download_into
+from fedspec_dist.data.downloads import download_into
 
 _CHUNK_BYTES = 2**20
 

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .arrays import Arrays
-from .files import DatasetNotFoundError, content_digest
-from .temporary import remove_leftovers, temporary_name
+from fedspec_dist.data.files import DatasetNotFoundError, content_digest
+from fedspec_dist.data.images.arrays import Arrays
+from fedspec_dist.data.temporary import remove_leftovers, temporary_name
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ def _loaded(name: str, source: Source) -> Arrays:
     if not isinstance(arrays, Arrays):
         raise ValueError(
             f"data.dataset: load() of {name} gave a {type(arrays).__name__}; allowed is an "
-            "fedspec_dist.data.arrays.Arrays, which Arrays.of makes of images and labels"
+            "fedspec_dist.data.images.arrays.Arrays, which Arrays.of makes of images and labels"
         )
     arrays.check(name)
     return arrays

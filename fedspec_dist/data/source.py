@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from .arrays import Arrays
+from fedspec_dist.data.images.arrays import Arrays
 
 
 class Source:

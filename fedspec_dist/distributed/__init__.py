@@ -1,5 +1,5 @@
-"""Who computes what, and how vectors move between ranks. The only folder that imports torch.distributed.
+"""Who computes what, and how vectors move between ranks. With `processes` the only folder that
+imports torch.distributed.
 
-May import `parameters`, `seeding` and `cohort` (whose interfaces it implements); knows no method, no data set and no
-model.
+May import `core`, whose interfaces it implements; knows no method, no data set and no model.
 """

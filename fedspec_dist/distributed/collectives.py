@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fedspec_dist.failures import Kind
+from fedspec_dist.core.failures import Kind
 
 # torch 2.14 renamed it; both take (output, input).
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

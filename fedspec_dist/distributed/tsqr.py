@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedspec_dist.core.failures import NonFiniteError
 from fedspec_dist.distributed.collectives import Collectives
 from fedspec_dist.distributed.columns import Columns
-from fedspec_dist.failures import NonFiniteError
 
 
 class TallQR:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from fedspec_dist.cohort import RowMatrix
+from fedspec_dist.core.cohort import RowMatrix
+from fedspec_dist.core.draws import keyed_parts
 from fedspec_dist.distributed.collectives import Collectives, checksum, ordered_sum
 from fedspec_dist.distributed.columns import Columns
 from fedspec_dist.distributed.tsqr import TallQR
-from fedspec_dist.draws import keyed_parts
 
 # Their sum stays in the cache, and torch does not yet spread the addition over threads.
 _COMBINED_COLUMNS = 16384

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from typing import IO, cast
 
 from fedspec_dist.config import Config, ConfigError, load, split_arguments
-from fedspec_dist.distributed.environment import LaunchError, is_first, read_environment
-from fedspec_dist.tracking.streams import Output, open_standard_streams
+from fedspec_dist.processes.environment import LaunchError, is_first, read_environment
+from fedspec_dist.runs.streams import Output, open_standard_streams
 
 EXIT_UNHEALTHY, EXIT_USAGE = 1, 2
 # Who asks the doctor does not want to wait ten minutes for a rank that never comes.
@@ -40,9 +40,9 @@ def _examine(config: Config) -> int:
     # Late, so that a wrong config is refused in a fraction of a second and without torch.
     from rich.console import Console
 
-    from fedspec_dist.distributed import runtime
     from fedspec_dist.doctor.examination import examine
-    from fedspec_dist.tracking.run_folder import log_to_console
+    from fedspec_dist.processes import runtime
+    from fedspec_dist.runs.folder import log_to_console
 
     log_to_console(rank=0, num_ranks=1)
     try:

@@ -16,20 +16,19 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedspec_dist import methods
-from fedspec_dist.config import Config, expand_home
+from fedspec_dist.config import Config, expand_home, methods
 from fedspec_dist.data.files import DatasetNotFoundError
-from fedspec_dist.distributed import interfaces, probe
 from fedspec_dist.distributed.collectives import CollectiveError, ProcessGroup
-from fedspec_dist.distributed.devices import choose_backend, choose_device
-from fedspec_dist.distributed.environment import LaunchError
-from fedspec_dist.distributed.gpus import gpu_names, gpu_problem
-from fedspec_dist.distributed.meeting import is_ephemeral, listen
-from fedspec_dist.distributed.runtime import Runtime
 from fedspec_dist.doctor import folder as folders
 from fedspec_dist.doctor.diagnosis import Finding, Findings, diagnose, shared_slices, verdict
 from fedspec_dist.doctor.facts import Facts, allowed_cpus, versions
 from fedspec_dist.doctor.folder import FolderFacts
+from fedspec_dist.processes import interfaces, probe
+from fedspec_dist.processes.devices import choose_backend, choose_device
+from fedspec_dist.processes.environment import LaunchError
+from fedspec_dist.processes.gpus import gpu_names, gpu_problem
+from fedspec_dist.processes.meeting import is_ephemeral, listen
+from fedspec_dist.processes.runtime import Runtime
 
 _MESSAGE_BYTES = 4_000_000
 # Well below the patience for what follows: a rank that fails here waits there for the others.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedspec_dist.parameters import Segment
+from fedspec_dist.core.parameters import Segment
 
 from .layerwise import LayerFilter
 

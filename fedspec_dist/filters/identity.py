@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fedspec_dist.parameters import Segment
+from fedspec_dist.core.parameters import Segment
 
 
 class Identity:

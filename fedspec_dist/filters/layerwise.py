@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from fedspec_dist.parameters import Segment
+from fedspec_dist.core.parameters import Segment
 
 from .order import Order
 from .schedule import check_ratio, check_schedule, ratio_at

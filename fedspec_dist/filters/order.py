@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedspec_dist.parameters import Segment
+from fedspec_dist.core.parameters import Segment
 
 _STORED = "0123"
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fedspec_dist.failures import NonFiniteError
+from fedspec_dist.core.failures import NonFiniteError
 
 
 class NonFiniteFisherError(NonFiniteError):

@@ -20,14 +20,14 @@ from torch import Tensor, nn
 
 import fedspec_dist
 from fedspec_dist.config import Config
+from fedspec_dist.core.draws import keyed
 from fedspec_dist.distributed.collectives import Collectives
-from fedspec_dist.distributed.runtime import Runtime
-from fedspec_dist.draws import keyed
-from fedspec_dist.identity import Identity, identity_of, used_plugins
+from fedspec_dist.processes.runtime import Runtime
 from fedspec_dist.rounds.federation import Federation
-from fedspec_dist.sources import copy_sources, module_digest
-from fedspec_dist.tracking.run_folder import RunFolder, cannot_write, git_state, write_json, write_text
-from fedspec_dist.tracking.safe_files import read_object
+from fedspec_dist.runs.folder import RunFolder, cannot_write, git_state, write_json, write_text
+from fedspec_dist.runs.identity import Identity, identity_of, used_plugins
+from fedspec_dist.runs.safe_files import read_object
+from fedspec_dist.runs.sources import copy_sources, module_digest
 
 log = logging.getLogger(__name__)
 

@@ -31,10 +31,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedspec_dist.failures import Kind
-from fedspec_dist.identity import Identity
-from fedspec_dist.tracking.run_folder import checkpoints_in, round_of
-from fedspec_dist.tracking.safe_files import create, open_regular, read_json, sha256, temporary_name
+from fedspec_dist.core.failures import Kind
+from fedspec_dist.runs.folder import checkpoints_in, round_of
+from fedspec_dist.runs.identity import Identity
+from fedspec_dist.runs.safe_files import create, open_regular, read_json, sha256, temporary_name
 
 log = logging.getLogger(__name__)
 

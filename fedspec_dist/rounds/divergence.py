@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from fedspec_dist.config import Phase
-from fedspec_dist.failures import NonFiniteError, Origin
+from fedspec_dist.core.failures import NonFiniteError, Origin
 
 # No network that trains has a weight as large.
 _LARGE_WEIGHT = 1e3

@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedspec_dist import methods, seeding
 from fedspec_dist.clients.attacks import Attack, attackers
-from fedspec_dist.config import Config, Phase
+from fedspec_dist.config import Config, Phase, methods
+from fedspec_dist.core import seeding
+from fedspec_dist.core.draws import keyed
 from fedspec_dist.data.partitions import Samples, class_counts
 from fedspec_dist.data.prepared import Dataset, images_to, load
-from fedspec_dist.draws import keyed
-from fedspec_dist.identity import data_source
 from fedspec_dist.models.network import Network
 from fedspec_dist.rounds.model_check import check_model
-from fedspec_dist.sources import module_digest
+from fedspec_dist.runs.identity import data_source
+from fedspec_dist.runs.sources import module_digest
 
 log = logging.getLogger(__name__)
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedspec_dist import seeding
-from fedspec_dist.clients.sequential import largest_entry
-from fedspec_dist.cohort import Clients
+from fedspec_dist.clients.executors.sequential import largest_entry
 from fedspec_dist.config import Config
+from fedspec_dist.core import seeding
+from fedspec_dist.core.cohort import Clients
+from fedspec_dist.core.draws import keyed
 from fedspec_dist.distributed.collectives import Collectives
-from fedspec_dist.distributed.runtime import Runtime
-from fedspec_dist.draws import keyed
 from fedspec_dist.fisher.sketch import NonFiniteFisherError
+from fedspec_dist.processes.runtime import Runtime
 from fedspec_dist.rounds.divergence import NonFiniteModelError, NonFiniteUpdateError
 from fedspec_dist.rounds.federation import Federation
 from fedspec_dist.rounds.sampling import Workload, client_work, send

@@ -9,11 +9,10 @@ import numpy as np
 import torch
 
 from fedspec_dist.config import Config
+from fedspec_dist.core.draws import keyed
 from fedspec_dist.distributed.assignment import assign
 from fedspec_dist.distributed.collectives import checksum
-from fedspec_dist.distributed.runtime import Runtime
-from fedspec_dist.draws import keyed
-from fedspec_dist.identity import Identity
+from fedspec_dist.processes.runtime import Runtime
 from fedspec_dist.rounds.checkpoint import SavedState, save
 from fedspec_dist.rounds.divergence import server_fault
 from fedspec_dist.rounds.evaluation import evaluate
@@ -24,8 +23,9 @@ from fedspec_dist.rounds.sampling import reporting, sample_cohort
 from fedspec_dist.rounds.server import require_agreement
 from fedspec_dist.rounds.stage import Stage
 from fedspec_dist.rounds.timing import Clock, share_totals
-from fedspec_dist.tracking.metrics import Tracker
-from fedspec_dist.tracking.run_folder import RunFolder
+from fedspec_dist.runs.folder import RunFolder
+from fedspec_dist.runs.identity import Identity
+from fedspec_dist.runs.trackers.metrics import Tracker
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from fedspec_dist.config import Config, Phase
+from fedspec_dist.core.parameters import ParameterLayout
 from fedspec_dist.distributed.columns import Columns
-from fedspec_dist.parameters import ParameterLayout
 from fedspec_dist.rounds.federation import Federation
 from fedspec_dist.rounds.stage import FISHER_DIAGONAL, aggregator_needs, cut_columns, filtered_layers, make_algorithm
 from fedspec_dist.rounds.stage import max_rank as max_rank_of

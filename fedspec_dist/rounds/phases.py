@@ -8,9 +8,9 @@ from itertools import accumulate
 from torch import Tensor, nn
 
 from fedspec_dist.config import Config, Phase
-from fedspec_dist.distributed.runtime import Runtime
-from fedspec_dist.draws import keyed
-from fedspec_dist.parameters import ParameterLayout
+from fedspec_dist.core.draws import keyed
+from fedspec_dist.core.parameters import ParameterLayout
+from fedspec_dist.processes.runtime import Runtime
 from fedspec_dist.rounds.federation import Federation
 from fedspec_dist.rounds.stage import Stage, check_phase
 

@@ -9,9 +9,9 @@ from rich.table import Table
 from torch import nn
 
 from fedspec_dist.config import Config, Phase
+from fedspec_dist.core.parameters import ParameterLayout
 from fedspec_dist.distributed.assignment import assign, imbalance
-from fedspec_dist.distributed.environment import Environment
-from fedspec_dist.parameters import ParameterLayout
+from fedspec_dist.processes.environment import Environment
 from fedspec_dist.rounds.federation import Federation, build_model, load_federation
 from fedspec_dist.rounds.memory import Activations, Work, data_bytes, has_gram, held
 from fedspec_dist.rounds.phases import check_patterns, phase_of_round

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedspec_dist import seeding
+from fedspec_dist.core import seeding
+from fedspec_dist.core.draws import keyed
 from fedspec_dist.distributed.collectives import Collectives
-from fedspec_dist.draws import keyed
 from fedspec_dist.fisher.products import Forward
 from fedspec_dist.models.modes import evaluating
 

@@ -13,22 +13,22 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
 from fedspec_dist.config import Config
+from fedspec_dist.core.failures import Kind, Origin, as_kind
 from fedspec_dist.distributed.collectives import Collectives
-from fedspec_dist.distributed.gpus import image_format
-from fedspec_dist.distributed.runtime import EXIT_DIVERGED, EXIT_STOPPED, Runtime
-from fedspec_dist.failures import Kind, Origin, as_kind
-from fedspec_dist.identity import Identity, accept_or_refuse, differences, settle
+from fedspec_dist.processes.gpus import image_format
+from fedspec_dist.processes.runtime import EXIT_DIVERGED, EXIT_STOPPED, Runtime
 from fedspec_dist.rounds.account import accepted_changes, agree_on_identity, require_same_config, write_account
 from fedspec_dist.rounds.checkpoint import SavedState, load_newest, write_model
 from fedspec_dist.rounds.divergence import no_result, num_contributing, server_fault
 from fedspec_dist.rounds.federation import build_model, load_federation
 from fedspec_dist.rounds.loop import Job, train
 from fedspec_dist.rounds.phases import Phases
-from fedspec_dist.tracking.console import ConsoleTracker, print_summary
-from fedspec_dist.tracking.events import RESUMED, STARTED, STOPPED, Events
-from fedspec_dist.tracking.metrics import MetricsFile, NullTracker, Tracker, Trackers, num_missing, read
-from fedspec_dist.tracking.run_folder import RunFolder, log_to_file, write_json
-from fedspec_dist.tracking.tensorboard import TensorBoard
+from fedspec_dist.runs.events import RESUMED, STARTED, STOPPED, Events
+from fedspec_dist.runs.folder import RunFolder, log_to_file, write_json
+from fedspec_dist.runs.identity import Identity, accept_or_refuse, differences, settle
+from fedspec_dist.runs.trackers.console import ConsoleTracker, print_summary
+from fedspec_dist.runs.trackers.metrics import MetricsFile, NullTracker, Tracker, Trackers, num_missing, read
+from fedspec_dist.runs.trackers.tensorboard import TensorBoard
 
 log = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedspec_dist import seeding
-from fedspec_dist.clients.sequential import ClientWork
+from fedspec_dist.clients.executors.sequential import ClientWork
 from fedspec_dist.config import Config, Local, Range
-from fedspec_dist.data.augment import Augmentation
+from fedspec_dist.core import seeding
 from fedspec_dist.data.batches import batch_bounds, epoch_orders
+from fedspec_dist.data.images.augment import Augmentation
 
 _EMPTY_DRAWS = 1000
 

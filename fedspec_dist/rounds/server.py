@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedspec_dist import seeding
 from fedspec_dist.clients.algorithms.base import LocalAlgorithm
-from fedspec_dist.clients.sequential import Filter
-from fedspec_dist.cohort import Clients, Cohort, Direction, Proxy, Sketches
+from fedspec_dist.clients.executors.sequential import Filter
+from fedspec_dist.core import seeding
+from fedspec_dist.core.cohort import Clients, Cohort, Direction, Proxy, Sketches
+from fedspec_dist.core.draws import keyed, keyed_parts
+from fedspec_dist.core.parameters import ParameterLayout
 from fedspec_dist.distributed.collectives import Collectives, SingleProcess, bits_sum, checksum
 from fedspec_dist.distributed.columns import Columns
 from fedspec_dist.distributed.update_matrix import UpdateMatrix, assemble, exchange
-from fedspec_dist.draws import keyed, keyed_parts
-from fedspec_dist.parameters import ParameterLayout
 from fedspec_dist.rounds.divergence import NonFiniteModelError
 from fedspec_dist.server.protocols import Aggregator, ServerOptimizer, Transform, Weighting, Weights
 

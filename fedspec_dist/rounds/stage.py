@@ -10,20 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedspec_dist import methods
 from fedspec_dist.clients.algorithms.base import LocalAlgorithm
-from fedspec_dist.clients.sequential import Filter, LocalMethods, SequentialExecutor
-from fedspec_dist.clients.sgd import LocalSgd
+from fedspec_dist.clients.executors.sequential import Filter, LocalMethods, SequentialExecutor
+from fedspec_dist.clients.optimizers import LocalSgd
 from fedspec_dist.clients.sketching import DiagonalFisher, Sketcher, as_function
-from fedspec_dist.cohort import Clients, Proxy
-from fedspec_dist.config import Config, Phase
-from fedspec_dist.data.augment import Augmentation
+from fedspec_dist.config import Config, Phase, methods
+from fedspec_dist.core.cohort import Clients, Proxy
+from fedspec_dist.core.parameters import ParameterLayout, Segment
+from fedspec_dist.data.images.augment import Augmentation
 from fedspec_dist.distributed.collectives import Collectives
 from fedspec_dist.distributed.columns import Columns
-from fedspec_dist.distributed.gpus import spare_memory
-from fedspec_dist.distributed.runtime import Runtime
 from fedspec_dist.models.network import Network
-from fedspec_dist.parameters import ParameterLayout, Segment
+from fedspec_dist.processes.gpus import spare_memory
+from fedspec_dist.processes.runtime import Runtime
 from fedspec_dist.rounds.client_states import ClientStates
 from fedspec_dist.rounds.federation import Federation, balanced_subset, make_attack, proxy_share, quota
 from fedspec_dist.rounds.proxy import ServerProxy

@@ -10,7 +10,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from fedspec_dist.checks import require
+from fedspec_dist.core.checks import require
 
 
 class Sgd:

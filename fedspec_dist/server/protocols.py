@@ -8,8 +8,8 @@ from typing import ClassVar, Protocol
 
 from torch import Tensor
 
-from fedspec_dist.cohort import Cohort, Direction
-from fedspec_dist.parameters import Segment
+from fedspec_dist.core.cohort import Cohort, Direction
+from fedspec_dist.core.parameters import Segment
 
 
 class Aggregator(Protocol):

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedspec_dist.clients.algorithms.base import Client, LocalAlgorithm
-from fedspec_dist.clients.sgd import LocalSgd
+from fedspec_dist.clients.optimizers import LocalSgd
 from fedspec_dist.clients.vectors import LocalVectors
-from fedspec_dist.parameters import Segment
+from fedspec_dist.core.parameters import Segment
 from tests.reference import dense_cohort
 
 F64 = torch.float64

@@ -11,8 +11,8 @@ import torch
 
 from fedspec_dist.clients.attacks import Attack, Gaussian, LabelFlip, Scale, SignFlip, attackers
 from fedspec_dist.config import load
-from fedspec_dist.methods import FAMILIES
-from fedspec_dist.own_methods import FORMS
+from fedspec_dist.config.methods import FAMILIES
+from fedspec_dist.config.own_methods import FORMS
 from fedspec_dist.rounds.federation import load_federation
 from fedspec_dist.rounds.local import NonFiniteUpdateError
 from tests.end_to_end.cli import metrics_of, run, run_folder

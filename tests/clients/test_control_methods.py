@@ -16,7 +16,7 @@ from fedspec_dist.clients.algorithms.feddyn import FedDyn
 from fedspec_dist.clients.algorithms.fednova import FedNova
 from fedspec_dist.clients.algorithms.fedprox import FedProx
 from fedspec_dist.clients.algorithms.scaffold import Scaffold
-from fedspec_dist.clients.sgd import LocalSgd
+from fedspec_dist.clients.optimizers import LocalSgd
 from tests.clients.harness import F64, OPTIMUM, START, Federation, toy, train
 from tests.reference import dense_cohort
 

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedspec_dist import methods
 from fedspec_dist.clients.algorithms import fedlc, scaffold
 from fedspec_dist.clients.algorithms.base import Client, LocalAlgorithm
 from fedspec_dist.clients.algorithms.fedavg import FedAvg
@@ -32,9 +31,10 @@ from fedspec_dist.clients.algorithms.fedsam import FedSAM
 from fedspec_dist.clients.algorithms.mofedsam import MoFedSAM
 from fedspec_dist.clients.algorithms.moon import Moon
 from fedspec_dist.clients.algorithms.scaffold import Scaffold
-from fedspec_dist.clients.sgd import LocalSgd
+from fedspec_dist.clients.optimizers import LocalSgd
 from fedspec_dist.clients.vectors import LocalVectors
-from fedspec_dist.parameters import Segment
+from fedspec_dist.config import methods
+from fedspec_dist.core.parameters import Segment
 from tests.clients.harness import CENTRES, CURVATURES, F64, START, Echo, Federation, a_client, toy, train
 
 Point = tuple[float, float]

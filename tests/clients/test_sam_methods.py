@@ -12,9 +12,9 @@ from fedspec_dist.clients.algorithms.fedavg import FedAvg
 from fedspec_dist.clients.algorithms.fedcm import FedCM
 from fedspec_dist.clients.algorithms.fedsam import FedSAM
 from fedspec_dist.clients.algorithms.mofedsam import MoFedSAM
-from fedspec_dist.clients.sgd import LocalSgd
+from fedspec_dist.clients.optimizers import LocalSgd
+from fedspec_dist.core.parameters import Segment
 from fedspec_dist.filters.spectral import HighPass
-from fedspec_dist.parameters import Segment
 from tests.clients.harness import F64, START, Federation, toy, train
 from tests.reference import high_pass_matrix, sam_ascent
 

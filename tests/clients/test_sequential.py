@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from fedspec_dist.clients.algorithms.base import Client, LocalAlgorithm
 from fedspec_dist.clients.algorithms.fedavg import FedAvg
-from fedspec_dist.clients.sequential import ClientWork, LocalMethods, SequentialExecutor
-from fedspec_dist.clients.sgd import LocalSgd
+from fedspec_dist.clients.executors.sequential import ClientWork, LocalMethods, SequentialExecutor
+from fedspec_dist.clients.optimizers import LocalSgd
 from fedspec_dist.clients.vectors import LocalVectors
-from fedspec_dist.data.augment import Augmentation
+from fedspec_dist.core.parameters import ParameterLayout, Segment
 from fedspec_dist.data.batches import batch_bounds
+from fedspec_dist.data.images.augment import Augmentation
 from fedspec_dist.filters.identity import Identity
 from fedspec_dist.filters.spectral import HighPass
 from fedspec_dist.models.cnn import Cnn
-from fedspec_dist.parameters import ParameterLayout, Segment
 
 IMAGES = torch.randn(23, 8, 8, 1, generator=torch.Generator().manual_seed(0)).permute(0, 3, 1, 2)
 LABELS = torch.arange(23) % 3

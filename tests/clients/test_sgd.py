@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedspec_dist.clients.algorithms.fedavg import FedAvg
-from fedspec_dist.clients.sgd import LocalSgd
+from fedspec_dist.clients.optimizers import LocalSgd
 from fedspec_dist.clients.vectors import LocalVectors
 from tests.clients.harness import F64, START, toy, train
 

@@ -17,8 +17,8 @@ DEVICES = """
 import os, torch
 visible = os.environ["CUDA_VISIBLE_DEVICES"]
 torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: len(visible.split(","))
-from fedspec_dist.distributed.devices import choose_device
-from fedspec_dist.distributed.environment import read_environment
+from fedspec_dist.processes.devices import choose_device
+from fedspec_dist.processes.environment import read_environment
 rank = read_environment()
 print(f"rank {rank.rank} of {rank.num_ranks}: {choose_device('auto', rank)} of {visible}", flush=True)
 """

@@ -3,6 +3,6 @@
 The class is elsewhere: what is submitted from a login node imports no torch.
 """
 
-from fedspec_dist.methods import register
+from fedspec_dist.config.methods import register
 
 register("local.algorithm", "unhurried", "tests.cluster.unhurried_method:Unhurried")

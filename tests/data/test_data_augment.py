@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedspec_dist.data.augment import Augmentation
+from fedspec_dist.data.images.augment import Augmentation
 
 BOTH = [{"type": "crop", "padding": 3, "mode": "zero"}, "flip"]
 

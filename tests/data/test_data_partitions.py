@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedspec_dist.config.methods import PARTITIONS
+from fedspec_dist.core.seeding import generator
 from fedspec_dist.data import partitions
-from fedspec_dist.data.digits import Digits
+from fedspec_dist.data.images.digits import Digits
 from fedspec_dist.data.partitions import Samples, by_dirichlet, class_counts
 from fedspec_dist.data.partitions.by_dirichlet import capped_shares, cut_points
 from fedspec_dist.data.partitions.label_blind import apportioned
 from fedspec_dist.data.partitions.samples import checked
-from fedspec_dist.methods import PARTITIONS
-from fedspec_dist.seeding import generator
 
 
 def test_cut_points_of_the_specification() -> None:

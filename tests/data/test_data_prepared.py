@@ -19,10 +19,10 @@ import pytest
 import torch
 
 from fedspec_dist.data import prepared
-from fedspec_dist.data.arrays import Arrays
-from fedspec_dist.data.digits import Digits
 from fedspec_dist.data.files import DatasetNotFoundError
-from fedspec_dist.data.npz import Npz
+from fedspec_dist.data.images.arrays import Arrays
+from fedspec_dist.data.images.digits import Digits
+from fedspec_dist.data.images.npz import Npz
 from fedspec_dist.data.prepared import Dataset
 
 PROCESSES = multiprocessing.get_context("spawn")

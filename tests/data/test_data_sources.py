@@ -15,16 +15,17 @@ import numpy as np
 import pytest
 import torch
 
-from fedspec_dist.data import fashion_mnist, prepared
-from fedspec_dist.data.arrays import Arrays, channel_statistics
-from fedspec_dist.data.cifar import Cifar10, Cifar100
-from fedspec_dist.data.digits import Digits
-from fedspec_dist.data.fashion_mnist import FashionMnist
+from fedspec_dist.config.methods import DATASETS
+from fedspec_dist.data import prepared
 from fedspec_dist.data.files import DatasetNotFoundError
-from fedspec_dist.data.npz import Npz
-from fedspec_dist.data.synthetic import Synthetic
+from fedspec_dist.data.images import fashion_mnist
+from fedspec_dist.data.images.arrays import Arrays, channel_statistics
+from fedspec_dist.data.images.cifar import Cifar10, Cifar100
+from fedspec_dist.data.images.digits import Digits
+from fedspec_dist.data.images.fashion_mnist import FashionMnist
+from fedspec_dist.data.images.npz import Npz
+from fedspec_dist.data.images.synthetic import Synthetic
 from fedspec_dist.data.unpickle import load_plain_pickle
-from fedspec_dist.methods import DATASETS
 
 RNG = np.random.default_rng(0)
 IMAGES = {"train_images": 9, "test_images": 4}

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fedspec_dist.distributed import collectives as module
-from fedspec_dist.distributed import probe
 from fedspec_dist.distributed.collectives import CollectiveError, Collectives, ProcessGroup, finish
+from fedspec_dist.processes import probe
 from tests.distributed.harness import run_ranks
 
 CPU = torch.device("cpu")

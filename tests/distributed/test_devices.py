@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedspec_dist.distributed import devices
-from fedspec_dist.distributed.devices import choose_backend, choose_device
-from fedspec_dist.distributed.environment import Environment, LaunchError, read_environment
+from fedspec_dist.processes import devices
+from fedspec_dist.processes.devices import choose_backend, choose_device
+from fedspec_dist.processes.environment import Environment, LaunchError, read_environment
 
 SCHEDULER = ("CUDA_VISIBLE_DEVICES", "SLURM_GPUS_ON_NODE", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
 

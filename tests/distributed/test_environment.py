@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from fedspec_dist.distributed.environment import (
+from fedspec_dist.processes.environment import (
     Environment,
     LaunchError,
     is_first,

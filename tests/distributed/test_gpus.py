@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from fedspec_dist.config import ConfigError, load
-from fedspec_dist.distributed import gpus
-from fedspec_dist.distributed.environment import Environment, LaunchError
-from fedspec_dist.distributed.gpus import (
+from fedspec_dist.processes import gpus
+from fedspec_dist.processes.environment import Environment, LaunchError
+from fedspec_dist.processes.gpus import (
     gpu_names,
     gpu_problem,
     has_kernels_for,

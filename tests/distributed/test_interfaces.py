@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
-from fedspec_dist.distributed import interfaces
-from fedspec_dist.distributed.environment import LaunchError
-from fedspec_dist.distributed.interfaces import (
+from fedspec_dist.processes import interfaces
+from fedspec_dist.processes.environment import LaunchError
+from fedspec_dist.processes.interfaces import (
     address_of,
     candidates,
     is_here,

@@ -9,10 +9,10 @@ import time
 import pytest
 import torch.distributed as dist
 
-from fedspec_dist.distributed import interfaces, joining
-from fedspec_dist.distributed.environment import Environment, LaunchError
-from fedspec_dist.distributed.joining import come_together
-from fedspec_dist.distributed.rendezvous import Introduction, introduce
+from fedspec_dist.processes import interfaces, joining
+from fedspec_dist.processes.environment import Environment, LaunchError
+from fedspec_dist.processes.joining import come_together
+from fedspec_dist.processes.rendezvous import Introduction, introduce
 
 KNOWN = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.5"]}
 HOME, GUEST = Introduction("node1", "", False), Introduction("node2", "10.0.0.5", False)

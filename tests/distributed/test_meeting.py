@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from fedspec_dist.distributed import meeting
-from fedspec_dist.distributed.environment import Environment, LaunchError
-from fedspec_dist.distributed.meeting import clear, listen, meet, meeting_file
+from fedspec_dist.processes import meeting
+from fedspec_dist.processes.environment import Environment, LaunchError
+from fedspec_dist.processes.meeting import clear, listen, meet, meeting_file
 
 ATTEMPT = "12.0.0"
 

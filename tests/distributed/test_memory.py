@@ -13,7 +13,7 @@ import pytest
 PROGRAM = """
 import sys
 import torch
-from fedspec_dist.distributed.memory import keep_freed_memory
+from fedspec_dist.processes.memory import keep_freed_memory
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
 if sys.argv[1] == "keep":

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from fedspec_dist.distributed.orphans import identity, kill
+from fedspec_dist.processes.orphans import identity, kill
 from tests.end_to_end.cli import ROOT
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
 
 RANK = """
 import os, sys, time
-from fedspec_dist.distributed.orphans import end_with_launcher, say_interrupted
+from fedspec_dist.processes.orphans import end_with_launcher, say_interrupted
 wait = sys.argv[2:] and float(sys.argv[2])
 time.sleep(wait or 0)
 say_interrupted()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedspec_dist.distributed import probe
 from fedspec_dist.distributed.collectives import CollectiveError, Collectives, SingleProcess
+from fedspec_dist.processes import probe
 from tests.distributed.harness import run_ranks
 
 

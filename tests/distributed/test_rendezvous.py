@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from fedspec_dist.distributed.environment import Environment
-from fedspec_dist.distributed.rendezvous import part_of, this_start
+from fedspec_dist.processes.environment import Environment
+from fedspec_dist.processes.rendezvous import part_of, this_start
 
 
 def _start(store: Any, rank: int, num_ranks: int, timeout_s: float = 5, launcher: str = "", group: int = 0) -> str:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch.distributed as dist
 
-from fedspec_dist.distributed import watch as watch_module
-from fedspec_dist.distributed.watch import StopRequest, Watch, last_stop
+from fedspec_dist.processes import watch as watch_module
+from fedspec_dist.processes.watch import StopRequest, Watch, last_stop
 
 
 @pytest.fixture

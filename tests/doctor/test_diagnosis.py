@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from fedspec_dist.distributed.probe import Speed
 from fedspec_dist.doctor.diagnosis import Finding, Findings, diagnose, verdict
 from fedspec_dist.doctor.facts import Facts
 from fedspec_dist.doctor.folder import FolderFacts
+from fedspec_dist.processes.probe import Speed
 
 GB = 10**9
 

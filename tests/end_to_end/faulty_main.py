@@ -14,7 +14,8 @@ import time
 from typing import Any
 
 from fedspec_dist import main
-from fedspec_dist.distributed import collectives, watch
+from fedspec_dist.distributed import collectives
+from fedspec_dist.processes import watch
 from fedspec_dist.rounds import loop
 from fedspec_dist.server.aggregators.fedavg import FedAvg
 

@@ -18,7 +18,7 @@ def test_an_installed_copy_runs_in_another_folder(tmp_path: Path) -> None:
     # --no-deps: the environment of the tests has them, and torch alone is gigabytes.
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(ROOT)]
     subprocess.run(install, check=True, timeout=300)
-    assert (site / "fedspec_dist" / "data" / "digits.npz").exists()
+    assert (site / "fedspec_dist" / "data" / "images" / "digits.npz").exists()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     run = "runpy.run_module('fedspec_dist.main', run_name='__main__')"

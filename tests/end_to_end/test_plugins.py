@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedspec_dist import methods
-from fedspec_dist.config import ConfigError, load
+from fedspec_dist.config import ConfigError, load, methods
 from tests.end_to_end.cli import ROOT, Job, results_of, run
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
@@ -77,7 +76,7 @@ def test_a_plugin_that_cannot_be_imported_says_so() -> None:
 
 def test_a_plugins_method_is_checked_by_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "light_methods.py").write_text(
-        "from fedspec_dist.methods import NotNegative, register\n"
+        "from fedspec_dist.config.methods import NotNegative, register\n"
         "register('server.aggregator', 'mine', 'nowhere:Mine', mu=(NotNegative, 0.5))\n"
     )
     monkeypatch.syspath_prepend(tmp_path)

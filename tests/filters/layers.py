@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from fedspec_dist.parameters import Segment
+from fedspec_dist.core.parameters import Segment
 
 SHAPES = ((40,), (3,), (61,), (5, 8), (1,), (9, 10), (3, 2, 3, 4), (1, 61), (2, 2, 5, 2), (20, 2, 1), (10,))
 NUM_PARAMETERS = sum(math.prod(shape) for shape in SHAPES)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedspec_dist.core.parameters import Segment
 from fedspec_dist.filters.ablations import L2Rescale, RandomSuppression
 from fedspec_dist.filters.spectral import HighPass, num_removed
-from fedspec_dist.parameters import Segment
 from tests.filters.layers import given, random_gradient, segments
 from tests.reference import randomly_suppressed_matrices
 

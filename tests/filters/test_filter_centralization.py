@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from fedspec_dist.core.parameters import Segment
 from fedspec_dist.filters.centralization import GradientCentralization, centralized
-from fedspec_dist.parameters import Segment
 from tests.filters.layers import random_gradient, segments
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedspec_dist.core.parameters import Segment
 from fedspec_dist.filters.detrend import Gaussian, LapD, detrended, gaussian_weights, window
-from fedspec_dist.parameters import Segment
 from tests.reference import gaussian_matrix, lapd_matrix, moving_average_width
 
 

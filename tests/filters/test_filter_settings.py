@@ -8,11 +8,11 @@ import pytest
 import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from fedspec_dist.config.methods import FILTERS
+from fedspec_dist.core.parameters import Segment
 from fedspec_dist.filters.order import Order
 from fedspec_dist.filters.schedule import ratio_at
 from fedspec_dist.filters.spectral import HighPass
-from fedspec_dist.methods import FILTERS
-from fedspec_dist.parameters import Segment
 from tests.filters.layers import segments
 from tests.reference import axis_order_matrix
 

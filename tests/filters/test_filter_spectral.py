@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from fedspec_dist.core.parameters import ParameterLayout, Segment
 from fedspec_dist.filters.spectral import HighPass, high_pass, high_pass_in_parts, low_pass, num_removed
-from fedspec_dist.parameters import ParameterLayout, Segment
 from tests.filters.layers import random_gradient, segments
 from tests.reference import high_pass_matrix, low_pass_matrix
 

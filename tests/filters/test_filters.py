@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedspec_dist.methods import FILTERS
-from fedspec_dist.parameters import Segment
+from fedspec_dist.config.methods import FILTERS
+from fedspec_dist.core.parameters import Segment
 from tests.filters.layers import NUM_PARAMETERS, SKIPPED, given, random_gradient, same_bits, segments
 from tests.reference import (
     axis_order_matrix,

@@ -24,7 +24,7 @@ from unittest import mock
 import torch
 
 from fedspec_dist.config import ConfigError, load
-from fedspec_dist.methods import ATTACKS, FAMILIES
+from fedspec_dist.config.methods import ATTACKS, FAMILIES
 from launch.axes import load_sweep
 from tests.rounds.jobs import run_job, tiny
 

@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedspec_dist.clients.algorithms.base import LocalAlgorithm
-from fedspec_dist.clients.sequential import ClientWork, LocalMethods, SequentialExecutor
-from fedspec_dist.clients.sgd import LocalSgd
-from fedspec_dist.data.augment import Augmentation
+from fedspec_dist.clients.executors.sequential import ClientWork, LocalMethods, SequentialExecutor
+from fedspec_dist.clients.optimizers import LocalSgd
+from fedspec_dist.config.methods import FILTERS
+from fedspec_dist.core.parameters import ParameterLayout
+from fedspec_dist.data.images.augment import Augmentation
 from fedspec_dist.distributed.collectives import ProcessGroup
-from fedspec_dist.methods import FILTERS
-from fedspec_dist.parameters import ParameterLayout
 from tests.gpu.pretend import GPU, PretendedGpu, machine
 from tests.rounds.jobs import Finished, run_job, tiny
 

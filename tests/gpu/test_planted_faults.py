@@ -14,13 +14,13 @@ from torch import Tensor
 
 from fedspec_dist.clients import sketching
 from fedspec_dist.clients.algorithms.fedavg import FedAvg
-from fedspec_dist.clients.sgd import LocalSgd
+from fedspec_dist.clients.optimizers import LocalSgd
+from fedspec_dist.config.methods import LOCAL_ALGORITHMS, MODELS
 from fedspec_dist.distributed.collectives import ProcessGroup
-from fedspec_dist.distributed.gpus import set_deterministic
 from fedspec_dist.distributed.update_matrix import UpdateMatrix
 from fedspec_dist.filters import ablations, detrend
 from fedspec_dist.filters.identity import Identity
-from fedspec_dist.methods import LOCAL_ALGORITHMS, MODELS
+from fedspec_dist.processes.gpus import set_deterministic
 from fedspec_dist.rounds import local, sampling
 from tests.gpu.pretend import GPU, machine
 from tests.gpu.pretended_runs import run_on_gpu, steps_on_gpu

@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from fedspec_dist.rounds.divergence import NonFiniteUpdateError
-from fedspec_dist.tracking.events import Events
+from fedspec_dist.runs.events import Events
 from launch import aftermath, attempts, cancel, follow, queue, status
 from launch.attempts import CANCELLED, DIVERGED, FAILED, FINISHED, GAVE_UP, REQUEUED, RETRIED, STOPPED
 from launch.logs import Tail, last_error, srun_errors, tail

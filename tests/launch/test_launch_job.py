@@ -354,7 +354,7 @@ def test_a_job_can_be_pickled_by_reference() -> None:
 
 
 def test_the_exit_code_is_the_programs() -> None:
-    from fedspec_dist.distributed.runtime import EXIT_STOPPED
+    from fedspec_dist.processes.runtime import EXIT_STOPPED
 
     assert job.EXIT_STOPPED == EXIT_STOPPED
 

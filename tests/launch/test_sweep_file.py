@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedspec_dist.config import ConfigError
-from fedspec_dist.config_text import split
+from fedspec_dist.config.files import split
 from launch.axes import Run, as_override, load_sweep
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fedspec_dist.tracking.run_folder import RunFolder, write_json
+from fedspec_dist.runs.folder import RunFolder, write_json
 from launch import drive, pool
 from launch.axes import Run, load_sweep
 from launch.outcomes import DIVERGED, Outcome, Outcomes

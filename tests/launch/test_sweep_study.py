@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from fedspec_dist.core.failures import NonFiniteError
 from fedspec_dist.distributed.collectives import CollectiveError
-from fedspec_dist.failures import NonFiniteError
 from fedspec_dist.fisher.sketch import NonFiniteFisherError
 from fedspec_dist.rounds.divergence import NonFiniteModelError, NonFiniteUpdateError
-from fedspec_dist.tracking import events
+from fedspec_dist.runs import events
 from launch.axes import Run, load_sweep
 from launch.collect import as_csv, rows, state_tables, summary
 from launch.outcomes import Outcome, Outcomes, read_outcome

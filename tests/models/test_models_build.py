@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, jacrev, jvp, stack_module_state, vjp, vmap
 
-from fedspec_dist.methods import MODELS
+from fedspec_dist.config.methods import MODELS
 
 CIFAR = (3, 32, 32)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fedspec_dist.methods import MODELS
+from fedspec_dist.config.methods import MODELS
 from fedspec_dist.models.network import Network
 
 SHAPE = (3, 16, 16)

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from fedspec_dist.config import Config, load
 from fedspec_dist.distributed.collectives import Collectives, SingleProcess
-from fedspec_dist.distributed.environment import Environment
-from fedspec_dist.distributed.gpus import image_format
-from fedspec_dist.distributed.runtime import Runtime
-from fedspec_dist.distributed.watch import StopRequest
+from fedspec_dist.processes.environment import Environment
+from fedspec_dist.processes.gpus import image_format
+from fedspec_dist.processes.runtime import Runtime
+from fedspec_dist.processes.watch import StopRequest
 from fedspec_dist.rounds.checkpoint import load_newest
 from fedspec_dist.rounds.federation import build_model, load_federation
 from fedspec_dist.rounds.loop import Job, train
 from fedspec_dist.rounds.phases import Phases
-from fedspec_dist.tracking.run_folder import RunFolder
+from fedspec_dist.runs.folder import RunFolder
 
 # Six clients of different sizes, three a round, two or more batches each.
 TINY = (

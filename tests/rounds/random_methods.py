@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from fedspec_dist.clients.algorithms.base import LocalAlgorithm
 from fedspec_dist.clients.attacks import Attack
-from fedspec_dist.cohort import Cohort, Direction
-from fedspec_dist.data.synthetic import Synthetic
+from fedspec_dist.config.methods import FAMILIES, register
+from fedspec_dist.core.cohort import Cohort, Direction
+from fedspec_dist.data.images.synthetic import Synthetic
 from fedspec_dist.filters.identity import Identity
-from fedspec_dist.methods import FAMILIES, register
 from fedspec_dist.models.network import Network
 from fedspec_dist.server.aggregators.fedavg import FedAvg
 from fedspec_dist.server.optimizers import Sgd

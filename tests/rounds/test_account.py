@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 
-from fedspec_dist import identity
 from fedspec_dist.config import load
 from fedspec_dist.distributed.collectives import Collectives
-from fedspec_dist.distributed.environment import Environment
-from fedspec_dist.distributed.runtime import Runtime
-from fedspec_dist.distributed.watch import StopRequest
+from fedspec_dist.processes.environment import Environment
+from fedspec_dist.processes.runtime import Runtime
+from fedspec_dist.processes.watch import StopRequest
 from fedspec_dist.rounds.account import agree_on_identity
+from fedspec_dist.runs import identity
 from tests.distributed.harness import run_ranks
 from tests.test_identity import write_data
 

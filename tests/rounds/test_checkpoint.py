@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedspec_dist import methods
+from fedspec_dist.config import methods
 from fedspec_dist.main import main
 from fedspec_dist.models.network import Network
 from fedspec_dist.rounds import checkpoint

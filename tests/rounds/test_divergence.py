@@ -14,14 +14,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from fedspec_dist import methods
-from fedspec_dist.config import load
-from fedspec_dist.distributed import runtime
-from fedspec_dist.distributed.environment import Environment
+from fedspec_dist.config import load, methods
+from fedspec_dist.processes import runtime
+from fedspec_dist.processes.environment import Environment
 from fedspec_dist.rounds.divergence import no_result, server_fault
 from fedspec_dist.rounds.run import execute
-from fedspec_dist.tracking import events
-from fedspec_dist.tracking.run_folder import RunFolder
+from fedspec_dist.runs import events
+from fedspec_dist.runs.folder import RunFolder
 from launch.outcomes import read_outcome
 
 TINY = [

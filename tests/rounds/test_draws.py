@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from fedspec_dist.config import Config
+from fedspec_dist.config.methods import FAMILIES
+from fedspec_dist.core.draws import keyed
 from fedspec_dist.distributed.collectives import Collectives, SingleProcess
-from fedspec_dist.draws import keyed
-from fedspec_dist.methods import FAMILIES
 from fedspec_dist.models.modes import evaluating
 from fedspec_dist.rounds.federation import build_model, load_federation
 from fedspec_dist.rounds.server import RanksDisagreeError

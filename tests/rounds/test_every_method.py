@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedspec_dist import methods
-from fedspec_dist.config import Config
-from fedspec_dist.data.augment import Augmentation
+from fedspec_dist.config import Config, methods
+from fedspec_dist.data.images.augment import Augmentation
 from fedspec_dist.distributed.collectives import Collectives
 from fedspec_dist.rounds.federation import build_model, load_federation
 from fedspec_dist.rounds.local import NonFiniteUpdateError

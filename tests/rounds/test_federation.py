@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedspec_dist import methods
-from fedspec_dist.config import Config, load
+from fedspec_dist.config import Config, load, methods
 from fedspec_dist.rounds.federation import balanced_subset, build_model, load_federation, proxy_share, quota
 from fedspec_dist.rounds.sampling import sample_cohort
 

@@ -16,11 +16,11 @@ import torch
 
 from docs.tables import NEEDS
 from fedspec_dist.config import ConfigError
+from fedspec_dist.config.methods import FILTERS, LOCAL_ALGORITHMS
 from fedspec_dist.distributed.collectives import SingleProcess
-from fedspec_dist.distributed.environment import Environment
-from fedspec_dist.distributed.runtime import Runtime
-from fedspec_dist.distributed.watch import StopRequest
-from fedspec_dist.methods import FILTERS, LOCAL_ALGORITHMS
+from fedspec_dist.processes.environment import Environment
+from fedspec_dist.processes.runtime import Runtime
+from fedspec_dist.processes.watch import StopRequest
 from fedspec_dist.rounds.federation import Federation, build_model, load_federation
 from fedspec_dist.rounds.local import train_clients
 from fedspec_dist.rounds.stage import Stage

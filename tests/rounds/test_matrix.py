@@ -10,7 +10,7 @@ import pytest
 
 from docs.tables import pair_overrides, refusal
 from fedspec_dist.config import ConfigError, load
-from fedspec_dist.methods import FAMILIES
+from fedspec_dist.config.methods import FAMILIES
 from tests.rounds.jobs import run_job, tiny
 
 Named = tuple[str, str]

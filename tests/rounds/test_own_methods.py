@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedspec_dist import methods
 from fedspec_dist.clients.algorithms.base import LocalAlgorithm
-from fedspec_dist.cohort import Cohort, Direction
-from fedspec_dist.config import load
-from fedspec_dist.data.arrays import Arrays
+from fedspec_dist.config import load, methods
+from fedspec_dist.core.cohort import Cohort, Direction
+from fedspec_dist.data.images.arrays import Arrays
 from fedspec_dist.data.source import Source
 from fedspec_dist.filters.identity import Identity
 from fedspec_dist.rounds.federation import build_model, load_federation

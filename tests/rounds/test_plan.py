@@ -13,7 +13,7 @@ from rich.console import Console
 from torch import nn
 
 from fedspec_dist.config import load
-from fedspec_dist.distributed.environment import Environment
+from fedspec_dist.processes.environment import Environment
 from fedspec_dist.rounds.memory import Activations
 from fedspec_dist.rounds.plan import print_plan
 from tests.rounds.jobs import tiny

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedspec_dist.clients.sequential import ClientWork
+from fedspec_dist.clients.executors.sequential import ClientWork
 from fedspec_dist.config import Config, Local, Phase, load
-from fedspec_dist.data.augment import Augmentation
+from fedspec_dist.data.images.augment import Augmentation
 from fedspec_dist.rounds.phases import phase_of_round
 from fedspec_dist.rounds.sampling import client_work, reporting, sample_cohort, workload
 

@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedspec_dist import methods
 from fedspec_dist.clients.algorithms.base import LocalAlgorithm
 from fedspec_dist.clients.algorithms.scaffold import Scaffold
-from fedspec_dist.cohort import Clients
+from fedspec_dist.config import methods
+from fedspec_dist.core.cohort import Clients
+from fedspec_dist.core.parameters import ParameterLayout
 from fedspec_dist.distributed.assignment import assign
 from fedspec_dist.distributed.collectives import Collectives, SingleProcess
 from fedspec_dist.distributed.columns import Columns
 from fedspec_dist.filters.ablations import RandomSuppression
 from fedspec_dist.filters.spectral import HighPass
-from fedspec_dist.parameters import ParameterLayout
 from fedspec_dist.rounds.local import LocalResult, NonFiniteUpdateError, share_results
 from fedspec_dist.rounds.server import FederatedServer, NonFiniteModelError, ServerMethods
 from fedspec_dist.server.aggregators.fedavg import FedAvg

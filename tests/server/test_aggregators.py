@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedspec_dist.cohort import Cohort, Sketches
-from fedspec_dist.methods import AGGREGATORS
-from fedspec_dist.parameters import Segment
+from fedspec_dist.config.methods import AGGREGATORS
+from fedspec_dist.core.cohort import Cohort, Sketches
+from fedspec_dist.core.parameters import Segment
 from fedspec_dist.server.protocols import Aggregator
 from tests.reference import (
     DenseRows,

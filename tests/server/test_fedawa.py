@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedspec_dist.cohort import Cohort
+from fedspec_dist.core.cohort import Cohort
 from fedspec_dist.server.weights.fedawa import ClientVectors, FedAwa
 from tests.reference import adam_steps, dense_cohort, fedawa_loss
 

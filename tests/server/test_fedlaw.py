@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedspec_dist.cohort import Cohort
+from fedspec_dist.core.cohort import Cohort
 from fedspec_dist.server.weights.fedlaw import FedLaw, gradients, merged
 from tests.reference import adam_steps, dense_cohort, fedlaw_model
 from tests.server.test_weightings import Hills

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedspec_dist.cohort import Direction
-from fedspec_dist.methods import MODELS
-from fedspec_dist.parameters import ParameterLayout, Segment
+from fedspec_dist.config.methods import MODELS
+from fedspec_dist.core.cohort import Direction
+from fedspec_dist.core.parameters import ParameterLayout, Segment
 from fedspec_dist.server.aggregators.fedlws import FedLws, layer_groups, mean_distances
 from tests.reference import dense_cohort
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedspec_dist.cohort import Cohort, Direction
+from fedspec_dist.core.cohort import Cohort, Direction
 from fedspec_dist.server.aggregators.fednova import FedNova
 from fedspec_dist.server.optimizers import Momentum
 from tests.reference import dense_cohort

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedspec_dist.cohort import Cohort, Sketches
+from fedspec_dist.core.cohort import Cohort, Sketches
 from fedspec_dist.server.aggregators.fipa import Fipa, merge, merge_coefficients, null_fraction, qr_merge_coefficients
 from tests.reference import DenseRows, dense_cohort, fipa_dense, fipa_released
 

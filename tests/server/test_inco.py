@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedspec_dist.methods import MODELS
-from fedspec_dist.parameters import ParameterLayout, Segment
+from fedspec_dist.config.methods import MODELS
+from fedspec_dist.core.parameters import ParameterLayout, Segment
 from fedspec_dist.server.aggregators.inco import InCo, cross_layer_pairs, mixed
 from tests.reference import dense_cohort, inco_kernel
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedspec_dist.cohort import Cohort, RowMatrix, Sketches
+from fedspec_dist.config.methods import AGGREGATORS, WEIGHTS
+from fedspec_dist.core.cohort import Cohort, RowMatrix, Sketches
+from fedspec_dist.core.parameters import Segment
 from fedspec_dist.distributed.collectives import Collectives, SingleProcess
 from fedspec_dist.distributed.columns import Columns
 from fedspec_dist.distributed.update_matrix import UpdateMatrix, exchange
-from fedspec_dist.methods import AGGREGATORS, WEIGHTS
-from fedspec_dist.parameters import Segment
 from fedspec_dist.rounds.server import ColumnSlicing
 from fedspec_dist.server.aggregators import fedgh, fedlws
 from fedspec_dist.server.weights import fedawa

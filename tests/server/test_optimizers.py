@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedspec_dist.methods import SERVER_OPTIMIZERS
+from fedspec_dist.config.methods import SERVER_OPTIMIZERS
 from fedspec_dist.server.optimizers import Adagrad, Adam, Momentum, Sgd, Yogi
 from fedspec_dist.server.protocols import ServerOptimizer
 from tests.reference import adaptive_step

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedspec_dist.methods import AGGREGATORS
+from fedspec_dist.config.methods import AGGREGATORS
 from fedspec_dist.server.aggregators.centered_clipping import CenteredClipping
 from fedspec_dist.server.aggregators.geometric_median import GeometricMedian
 from fedspec_dist.server.aggregators.krum import Krum, MultiKrum, num_byzantine

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedspec_dist.cohort import Cohort
+from fedspec_dist.config.methods import AGGREGATORS, TRANSFORMS
+from fedspec_dist.core.cohort import Cohort
 from fedspec_dist.distributed.collectives import Collectives, SingleProcess
 from fedspec_dist.distributed.columns import Columns
-from fedspec_dist.methods import AGGREGATORS, TRANSFORMS
 from fedspec_dist.server.transforms.clip import Clip
 from fedspec_dist.server.transforms.fedgh import Harmonize
 from fedspec_dist.server.transforms.mixed import Mixed, Term, as_mixed, mix

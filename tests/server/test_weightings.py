@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedspec_dist.cohort import Cohort
-from fedspec_dist.methods import WEIGHTS
+from fedspec_dist.config.methods import WEIGHTS
+from fedspec_dist.core.cohort import Cohort
 from fedspec_dist.server.protocols import Weighting, Weights
 from tests.reference import dense_cohort
 

@@ -12,8 +12,8 @@ from typing import IO, cast
 import pytest
 from rich.console import Console
 
-from fedspec_dist.tracking.console import ConsoleTracker, print_summary
-from fedspec_dist.tracking.streams import Output
+from fedspec_dist.runs.streams import Output
+from fedspec_dist.runs.trackers.console import ConsoleTracker, print_summary
 
 RECORD = {"round": 3, "test_accuracy": 0.5, "test_loss": 1.25, "train_loss": None}
 
@@ -49,7 +49,7 @@ def test_the_summary_shows_every_number_and_the_folder() -> None:
 
 def test_a_reader_that_goes_away_costs_the_display_only() -> None:
     code = (
-        "import sys; from fedspec_dist.tracking.streams import Output; from rich.console import Console\n"
+        "import sys; from fedspec_dist.runs.streams import Output; from rich.console import Console\n"
         "out = Output(sys.stdout); console = Console(file=out)\n"
         "sys.stdin.readline()\n"
         "for _ in range(3): print('x' * 100000, file=out, flush=True); console.print('y')\n"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedspec_dist.failures import Kind, as_kind, kind_of
-from fedspec_dist.tracking.events import DIVERGED, FAILED, FINISHED, RESUMED, STARTED, STOPPED, Events, last_end, read
+from fedspec_dist.core.failures import Kind, as_kind, kind_of
+from fedspec_dist.runs.events import DIVERGED, FAILED, FINISHED, RESUMED, STARTED, STOPPED, Events, last_end, read
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from types import FrameType
 import pytest
 
 from fedspec_dist import main
-from fedspec_dist.tracking.metrics import read
-from fedspec_dist.tracking.run_folder import OutputError, RunFolder, write_json
-from fedspec_dist.tracking.safe_files import read_json, read_object, read_objects
+from fedspec_dist.runs.folder import OutputError, RunFolder, write_json
+from fedspec_dist.runs.safe_files import read_json, read_object, read_objects
+from fedspec_dist.runs.trackers.metrics import read
 from launch.outcomes import read_outcome
 from tests.rounds.jobs import TINY
 

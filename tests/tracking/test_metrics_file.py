@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fedspec_dist.tracking.metrics import MetricsFile, Trackers, num_missing, read
-from fedspec_dist.tracking.run_folder import OutputError
+from fedspec_dist.runs.folder import OutputError
+from fedspec_dist.runs.trackers.metrics import MetricsFile, Trackers, num_missing, read
 
 
 def _write(path: Path, rounds: range, resumed: int = 0) -> None:

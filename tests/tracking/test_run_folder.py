@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fedspec_dist.tracking.run_folder import (
+from fedspec_dist.runs.folder import (
     OutputError,
     RunFolder,
     git_state,
@@ -24,7 +24,7 @@ from fedspec_dist.tracking.run_folder import (
 _HOLDER = """
 import sys, time
 from pathlib import Path
-from fedspec_dist.tracking.run_folder import RunFolder
+from fedspec_dist.runs.folder import RunFolder
 folder = RunFolder(Path(sys.argv[1]))
 folder.open(fresh=False)
 print("open", flush=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedspec_dist.tracking.tensorboard import TensorBoard
+from fedspec_dist.runs.trackers.tensorboard import TensorBoard
 
 
 def _scalars(folder: Path, name: str) -> dict[int, float]:

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedspec_dist.clients.vectors import LocalVectors
-from fedspec_dist.cohort import Cohort
-from fedspec_dist.parameters import Segment
+from fedspec_dist.core.cohort import Cohort
+from fedspec_dist.core.parameters import Segment
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import TypeVar
 
-from fedspec_dist.checks import require
+from fedspec_dist.core.checks import require
 
 Choice = TypeVar("Choice", int, str)
 

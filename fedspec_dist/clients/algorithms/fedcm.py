@@ -13,7 +13,7 @@ from torch import Tensor
 from fedspec_dist.clients.algorithms.base import LocalAlgorithm
 from fedspec_dist.clients.algorithms.checks import share
 from fedspec_dist.clients.vectors import LocalVectors
-from fedspec_dist.cohort import Cohort
+from fedspec_dist.core.cohort import Cohort
 
 
 class FedCM(LocalAlgorithm):

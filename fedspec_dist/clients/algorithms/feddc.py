@@ -15,7 +15,7 @@ from fedspec_dist.clients.algorithms.base import Client, LocalAlgorithm
 from fedspec_dist.clients.algorithms.feddyn import FedDyn
 from fedspec_dist.clients.algorithms.scaffold import renew_client_control, renew_server_control
 from fedspec_dist.clients.vectors import LocalVectors
-from fedspec_dist.cohort import Cohort
+from fedspec_dist.core.cohort import Cohort
 
 
 class FedDC(FedDyn):

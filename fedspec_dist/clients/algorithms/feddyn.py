@@ -15,7 +15,7 @@ from fedspec_dist.clients.algorithms.base import Client
 from fedspec_dist.clients.algorithms.checks import not_negative
 from fedspec_dist.clients.algorithms.fedprox import FedProx
 from fedspec_dist.clients.vectors import LocalVectors
-from fedspec_dist.cohort import Cohort
+from fedspec_dist.core.cohort import Cohort
 
 
 class FedDyn(FedProx):

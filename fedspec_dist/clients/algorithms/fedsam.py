@@ -15,7 +15,7 @@ from torch import Tensor
 from fedspec_dist.clients.algorithms.base import Client, LocalAlgorithm
 from fedspec_dist.clients.algorithms.checks import not_negative
 from fedspec_dist.clients.vectors import LocalVectors
-from fedspec_dist.parameters import Segment
+from fedspec_dist.core.parameters import Segment
 
 # Keeps the ascent at g = 0 at zero; FedDecorr's program and the sam library have the same.
 _EPSILON = 1e-12

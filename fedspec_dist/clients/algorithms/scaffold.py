@@ -14,7 +14,7 @@ from torch import Tensor
 from fedspec_dist.clients.algorithms.base import Client, LocalAlgorithm
 from fedspec_dist.clients.algorithms.checks import one_of
 from fedspec_dist.clients.vectors import LocalVectors
-from fedspec_dist.cohort import Cohort
+from fedspec_dist.core.cohort import Cohort
 
 OPTIONS = (1, 2)
 

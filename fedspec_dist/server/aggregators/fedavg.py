@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fedspec_dist.cohort import Cohort, Direction
+from fedspec_dist.core.cohort import Cohort, Direction
 from fedspec_dist.server.protocols import AnyLayers
 
 

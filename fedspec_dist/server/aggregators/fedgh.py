@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedspec_dist.cohort import Cohort, Direction
+from fedspec_dist.core.cohort import Cohort, Direction
 from fedspec_dist.server.protocols import AnyLayers
 
 MODES = ("pairwise", "snapshot")

@@ -10,9 +10,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedspec_dist.checks import require
-from fedspec_dist.cohort import Cohort, Direction
-from fedspec_dist.parameters import Segment
+from fedspec_dist.core.checks import require
+from fedspec_dist.core.cohort import Cohort, Direction
+from fedspec_dist.core.parameters import Segment
 from fedspec_dist.server.protocols import AnyLayers
 from fedspec_dist.server.vectors import inner
 

@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedspec_dist.checks import require
-from fedspec_dist.cohort import Cohort, Direction, Sketches
+from fedspec_dist.core.checks import require
+from fedspec_dist.core.cohort import Cohort, Direction, Sketches
 from fedspec_dist.server.protocols import AnyLayers
 
 CONVENTIONS = ("released", "exact")

@@ -10,9 +10,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedspec_dist.checks import require
-from fedspec_dist.cohort import Cohort, Direction
-from fedspec_dist.parameters import Segment
+from fedspec_dist.core.checks import require
+from fedspec_dist.core.cohort import Cohort, Direction
+from fedspec_dist.core.parameters import Segment
 
 _CONVOLUTION = re.compile(r"(.*?)(\d+)\.conv([12])\.weight")
 _EPSILON = 1e-7

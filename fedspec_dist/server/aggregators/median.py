@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedspec_dist.cohort import Cohort, Direction
+from fedspec_dist.core.cohort import Cohort, Direction
 from fedspec_dist.server.protocols import AnyLayers
 
 

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedspec_dist.checks import require
-from fedspec_dist.cohort import Cohort, Direction
+from fedspec_dist.core.checks import require
+from fedspec_dist.core.cohort import Cohort, Direction
 from fedspec_dist.server.protocols import AnyLayers
 
 

@@ -8,8 +8,8 @@ from math import inf
 import torch
 from torch import Tensor
 
-from fedspec_dist.checks import require
-from fedspec_dist.cohort import Cohort
+from fedspec_dist.core.checks import require
+from fedspec_dist.core.cohort import Cohort
 from fedspec_dist.server.protocols import Transformed
 from fedspec_dist.server.transforms.mixed import mix
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedspec_dist.checks import require
-from fedspec_dist.cohort import Cohort
+from fedspec_dist.core.checks import require
+from fedspec_dist.core.cohort import Cohort
 from fedspec_dist.server.aggregators.fedgh import MODES, conflict_ratio, harmonize
 from fedspec_dist.server.protocols import Transformed
 from fedspec_dist.server.transforms.mixed import mix

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedspec_dist.cohort import Cohort, RowMatrix
+from fedspec_dist.core.cohort import Cohort, RowMatrix
 
 
 @dataclass(frozen=True)

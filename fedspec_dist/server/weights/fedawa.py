@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedspec_dist.checks import require
-from fedspec_dist.cohort import Cohort
+from fedspec_dist.core.checks import require
+from fedspec_dist.core.cohort import Cohort
 from fedspec_dist.server.protocols import Weights
 from fedspec_dist.server.vectors import inner
 

@@ -1,0 +1,1 @@
+"""Who runs the local steps of a rank's clients."""

@@ -1,0 +1,389 @@
+"""Every name a config may use: its class, its parameters, their defaults and bounds. No torch.
+
+One line here adds a method. A line names the class by its path, so that a login node can check a config without
+importing torch; `build` imports the class when a run needs it. The parameters are the arguments of the class;
+a test compares them with its signature.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from fedspec_dist.config import own_methods
+
+# Bounds that every machine's are below, so that a slip of the keyboard is told before memory is asked for.
+MAX_COUNT = 2**31 - 1
+MAX_AMOUNT = 10**5  # of a client's epochs or steps in a round, whose batches are drawn together
+_MAX_CLIENTS = 10**7
+_MAX_SAMPLES = 10**8
+_MAX_WIDTH = 10**6
+MAX_PARAMETERS = 10**9  # 4 GB a vector, of which every rank has several
+_FLOAT32 = (1.1754944e-38, 3.4028235e38)  # the smallest normal number and the largest
+
+
+def _in_float32(value: float) -> float:
+    """What tensors of float32 would take for 0 or for infinity is not what was typed."""
+    if value and not _FLOAT32[0] <= abs(value) <= _FLOAT32[1]:
+        raise ValueError(f"must be 0 or a number that float32 has, from {_FLOAT32[0]:.2g} to {_FLOAT32[1]:.2g}")
+    return value
+
+
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+CountOrZero = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Width = Annotated[int, Field(ge=1, le=_MAX_WIDTH)]
+Classes = Annotated[int, Field(ge=2, le=_MAX_WIDTH)]
+Number = Annotated[float, AfterValidator(_in_float32)]
+Positive = Annotated[float, Field(gt=0), AfterValidator(_in_float32)]
+NotNegative = Annotated[float, Field(ge=0), AfterValidator(_in_float32)]
+Share = Annotated[float, Field(gt=0, le=1), AfterValidator(_in_float32)]
+Fraction = Annotated[float, Field(ge=0, lt=1), AfterValidator(_in_float32)]
+Patterns = Annotated[list[str], Field(min_length=1, max_length=1000)]
+
+# Marks the type of an option that came after runs had been made. At its default, which is what those runs did, it has
+# no part in the hash that names a run's folder, so that they are found again.
+LATER = "later"
+
+
+@dataclass(frozen=True)
+class Method:
+    """`target` is `module:Class`, the module's name starting with a dot when it is of this package; `parameters` maps
+    a name to `(type with bounds, default)`."""
+
+    target: str
+    parameters: dict[str, tuple[Any, Any]]
+    key: str = ""  # of the family, for a method of a user's own
+
+    @property
+    def is_ours(self) -> bool:
+        return self.target.startswith(".")
+
+    def load(self) -> Any:
+        """The class (or, for partitions and models, the function) that the line names."""
+        if self.key:
+            return own_methods.load(self.key, self.target)
+        module, _, name = self.target.partition(":")
+        return getattr(import_module(module, "fedspec_dist"), name)
+
+    def build(self, *arguments: Any, **parameters: Any) -> Any:
+        """Call it.
+
+        Raises:
+            ValueError: a user's own is not there, or not as its family's are.
+        """
+        made = self.load()
+        if self.key:
+            own_methods.check_call(self.key, self.target, made, arguments, parameters, self.parameters)
+        return made(*arguments, **parameters)
+
+
+def method(target: str, /, **parameters: tuple[Any, Any]) -> Method:
+    return Method(target, parameters)
+
+
+DATASETS = {
+    "digits": method(".data.images.digits:Digits"),
+    "fashion_mnist": method(".data.images.fashion_mnist:FashionMnist"),
+    "cifar10": method(".data.images.cifar:Cifar10"),
+    "cifar100": method(".data.images.cifar:Cifar100"),
+    "npz": method(
+        ".data.images.npz:Npz",
+        path=(str, ...),
+        num_classes=(Classes | None, None),
+        renumber=(Annotated[bool, LATER], False),
+    ),
+    "synthetic": method(
+        ".data.images.synthetic:Synthetic",
+        shape=(Annotated[list[Width], Field(min_length=3, max_length=3)], [3, 32, 32]),
+        num_classes=(Classes, 10),
+        num_train=(Annotated[int, Field(ge=1, le=_MAX_SAMPLES)], 5000),
+        num_test=(Annotated[int, Field(ge=1, le=_MAX_SAMPLES)], 1000),
+    ),
+}
+
+PARTITIONS = {
+    "iid": method(".data.partitions:iid"),
+    "shards": method(".data.partitions:shards", shards_per_client=(Count, 2)),
+    "pathological": method(".data.partitions:pathological", classes_per_client=(Count, 2)),
+    "quantity_skew": method(".data.partitions:quantity_skew", sigma=(NotNegative, 1.0), min_size=(CountOrZero, 1)),
+    "dirichlet": method(
+        ".data.partitions:dirichlet", alpha=(Positive, 0.1), min_size=(CountOrZero, 10), max_tries=(Count, 1000)
+    ),
+    "dirichlet_uncapped": method(
+        ".data.partitions:dirichlet_uncapped",
+        alpha=(Positive, 0.1),
+        min_size=(CountOrZero, 0),
+        max_tries=(Count, 1000),
+    ),
+    "dirichlet_balanced": method(".data.partitions:dirichlet_balanced", alpha=(Positive, 0.1)),
+    "natural": method(".data.partitions:natural", clients=(Count | None, None)),  # all that the data set has
+}
+
+
+def _moderate(widths: list[int]) -> list[int]:
+    num_weights = sum(a * b for a, b in pairwise(widths))
+    if num_weights > MAX_PARAMETERS:
+        raise ValueError(f"makes {num_weights} weights between its layers; allowed: at most {MAX_PARAMETERS}")
+    return widths
+
+
+_Norm = Literal["group", "none"]
+MODELS = {
+    "mlp": method(
+        ".models.mlp:Mlp",
+        hidden=(Annotated[list[Width], Field(max_length=1000), AfterValidator(_moderate)], [200, 200]),
+    ),
+    "cnn": method(
+        ".models.cnn:Cnn", norm=(_Norm, "group"), width=(Annotated[int, Field(ge=2, multiple_of=2, le=2048)], 16)
+    ),
+    "cnn8k": method(".models.fipa_cnn:cnn8k"),
+    "cnn23k": method(".models.fipa_cnn:cnn23k"),
+    "cnn207k": method(".models.fipa_cnn:cnn207k"),
+    "lenet": method(".models.lenet:LeNet"),
+    "resnet20": method(".models.resnet:ResNet20", norm=(_Norm, "group")),
+}
+
+LOCAL_ALGORITHMS = {
+    "fedavg": method(".clients.algorithms.fedavg:FedAvg"),
+    "fedprox": method(".clients.algorithms.fedprox:FedProx", mu=(NotNegative, 0.01)),
+    "fednova": method(".clients.algorithms.fednova:FedNova", mu=(NotNegative, 0.0)),
+    "scaffold": method(".clients.algorithms.scaffold:Scaffold", option=(Literal[1, 2], 2)),
+    "feddyn": method(".clients.algorithms.feddyn:FedDyn", alpha=(NotNegative, 0.1)),
+    "feddc": method(".clients.algorithms.feddc:FedDC", alpha=(NotNegative, 0.01)),
+    "fedcm": method(".clients.algorithms.fedcm:FedCM", alpha=(Share, 0.1)),
+    "fedsam": method(
+        ".clients.algorithms.fedsam:FedSAM",
+        rho=(NotNegative, 0.1),
+        adaptive=(bool, False),
+        eta=(NotNegative, 0.2),
+        filter_ascent=(Annotated[bool, LATER], False),
+    ),
+    "mofedsam": method(
+        ".clients.algorithms.mofedsam:MoFedSAM",
+        alpha=(Share, 0.1),
+        rho=(NotNegative, 0.1),
+        filter_ascent=(Annotated[bool, LATER], False),
+    ),
+    "fedlc": method(
+        ".clients.algorithms.fedlc:FedLC", tau=(NotNegative, 1.0), denominator=(Literal["all", "others"], "all")
+    ),
+    "feddecorr": method(".clients.algorithms.feddecorr:FedDecorr", beta=(NotNegative, 0.1)),
+    "moon": method(".clients.algorithms.moon:Moon", mu=(NotNegative, 5.0), temperature=(Positive, 0.5)),
+    "fedrcl": method(
+        ".clients.algorithms.fedrcl:FedRCL",
+        temperature=(Positive, 0.05),
+        threshold=(Annotated[float, Field(ge=-1, le=1)], 0.7),
+        contrast_weight=(NotNegative, 1.0),
+        relaxation_weight=(NotNegative, 1.0),
+    ),
+}
+
+
+def _digits(order: Any) -> Any:
+    # YAML reads 3120 as a number; 0123 is a word to the config's reader.
+    return str(order) if type(order) is int and order >= 1000 else order
+
+
+def _axis_order(order: str) -> str:
+    if order != "random" and sorted(order) != list("0123"):
+        raise ValueError("must be a permutation of 0123, or random")
+    return order
+
+
+def _is_point(point: Any) -> bool:
+    is_pair = isinstance(point, list) and len(point) == 2 and type(point[0]) is int and type(point[1]) in (int, float)
+    return is_pair and 0 <= point[1] < 1
+
+
+def _increasing(schedule: list[Any]) -> list[Any]:
+    are_points = len(schedule) > 0 and all(_is_point(point) for point in schedule)
+    if not are_points or not all(a < b for a, b in pairwise([0, *(point[0] for point in schedule)])):
+        raise ValueError(
+            "must be [round, ratio] pairs, with increasing rounds from 1 on and ratios of at least 0 and below 1"
+        )
+    return schedule
+
+
+# Of the filters that see a layer as a signal.
+_SIGNAL: dict[str, tuple[Any, Any]] = {
+    "ratio": (Fraction, 0.05),
+    "order": (Annotated[str, BeforeValidator(_digits), AfterValidator(_axis_order)], "0123"),
+    "schedule": (Annotated[list[Any], Field(max_length=1000), AfterValidator(_increasing)] | None, None),
+}
+FILTERS = {
+    "none": method(".filters.identity:Identity"),
+    "rfft": method(".filters.spectral:HighPass", **_SIGNAL),
+    "rfft_high": method(".filters.spectral:LowPass", **_SIGNAL),
+    "random": method(".filters.ablations:RandomSuppression", **_SIGNAL),
+    "l2_rescale": method(".filters.ablations:L2Rescale", **_SIGNAL),
+    "lapd": method(".filters.detrend:LapD", **_SIGNAL),
+    "gaussian": method(".filters.detrend:Gaussian", **_SIGNAL),
+    "gradient_centralization": method(".filters.centralization:GradientCentralization"),
+}
+
+# Aggregators of this package that use sketches of the clients' Fisher matrices.
+SKETCHING = {"fipa"}
+AGGREGATORS = {
+    "fedavg": method(".server.aggregators.fedavg:FedAvg"),
+    "fedgh": method(".server.aggregators.fedgh:FedGH", mode=(Literal["pairwise", "snapshot"], "pairwise")),
+    "fipa": method(
+        ".server.aggregators.fipa:Fipa",
+        rank=(Count, 20),
+        oversampling=(CountOrZero, 10),
+        power_iterations=(CountOrZero, 2),
+        damping=(NotNegative, 0.5),
+        step=(Positive, 0.5),
+        convention=(Literal["released", "exact"], "released"),
+        merge=(Literal["gram", "tsqr"], "gram"),
+    ),
+    "fednova": method(".server.aggregators.fednova:FedNova"),
+    "fedlws": method(
+        ".server.aggregators.fedlws:FedLws",
+        beta=(NotNegative, 0.03),
+        min_tau=(NotNegative, 0.01),
+        max_tau=(NotNegative, 0.2),
+    ),
+    "inco": method(".server.aggregators.inco:InCo", clamp_max=(NotNegative, 5.0)),
+    "fisher_diagonal": method(".server.aggregators.fisher_diagonal:FisherDiagonal"),
+    "median": method(".server.aggregators.median:Median"),
+    "trimmed_mean": method(
+        ".server.aggregators.trimmed_mean:TrimmedMean", trim=(Annotated[float, Field(ge=0, lt=0.5)], 0.1)
+    ),
+    "krum": method(".server.aggregators.krum:Krum", byzantine=(Annotated[float, Field(ge=0, lt=0.5)], 0.2)),
+    "multi_krum": method(
+        ".server.aggregators.krum:MultiKrum",
+        byzantine=(Annotated[float, Field(ge=0, lt=0.5)], 0.2),
+        keep=(Count | None, None),
+    ),
+    "geometric_median": method(
+        ".server.aggregators.geometric_median:GeometricMedian",
+        smoothing=(Positive, 1e-6),
+        iterations=(Count, 100),
+    ),
+    "centered_clipping": method(
+        ".server.aggregators.centered_clipping:CenteredClipping", radius=(Positive, 1.0), iterations=(Count, 1)
+    ),
+}
+
+# What happens to the updates before they are aggregated: a list of these, in order.
+TRANSFORMS = {
+    "clip": method(".server.transforms.clip:Clip", norm=(Positive, 1.0)),
+    "fedgh": method(".server.transforms.fedgh:Harmonize", mode=(Literal["pairwise", "snapshot"], "pairwise")),
+    "noise": method(
+        ".server.transforms.noise:Noise",
+        multiplier=(NotNegative, 1.0),
+        delta=(Annotated[float, Field(gt=0, lt=1)] | None, None),
+    ),
+}
+
+WEIGHTS = {
+    "uniform": method(".server.weights.shares:Uniform"),
+    "samples": method(".server.weights.shares:Samples"),
+    "feddisco": method(
+        ".server.weights.feddisco:FedDisco",
+        a=(NotNegative, 0.5),
+        b=(Number, 0.1),
+        metric=(Literal["kl", "l2", "l1", "cosine", "only_iid"], "kl"),
+        target=(Annotated[Literal["uniform", "test"], LATER], "uniform"),
+    ),
+    "fedawa": method(
+        ".server.weights.fedawa:FedAwa",
+        optimizer=(Literal["adam", "sgd"], "adam"),
+        lr=(Positive | None, None),
+        weight_decay=(NotNegative | None, None),
+        server_epochs=(CountOrZero, 1),
+        stale=(bool, False),
+    ),
+    "fedlaw": method(
+        ".server.weights.fedlaw:FedLaw",
+        epochs=(CountOrZero, 20),
+        lr=(Positive, 0.01),
+        batch_size=(Count, 128),
+        proxy_fraction=(Annotated[float, Field(gt=0, lt=1)], 0.02),
+    ),
+}
+
+_DECAYING: dict[str, tuple[Any, Any]] = {
+    "beta1": (Fraction, 0.9),
+    "beta2": (Annotated[float, Field(ge=0, le=1)], 0.99),
+    "tau": (Positive, 0.001),
+    "initial_accumulator": (NotNegative | None, None),
+}
+SERVER_OPTIMIZERS = {
+    "sgd": method(".server.optimizers:Sgd", lr=(Positive, 1.0)),
+    "momentum": method(".server.optimizers:Momentum", lr=(Positive, 1.0), beta=(Fraction, 0.9)),
+    "adagrad": method(
+        ".server.optimizers:Adagrad",
+        lr=(Positive, 0.1),
+        beta1=(Fraction, 0.0),
+        tau=(Positive, 0.01),
+        initial_accumulator=(NotNegative | None, None),
+    ),
+    "adam": method(".server.optimizers:Adam", lr=(Positive, 0.01), **_DECAYING),
+    "yogi": method(".server.optimizers:Yogi", lr=(Positive, 0.01), **_DECAYING),
+}
+
+# What malicious clients do, for studies of how servers bear them.
+ATTACKS = {
+    "none": method(".clients.attacks:Attack"),
+    "label_flip": method(".clients.attacks:LabelFlip"),
+    "sign_flip": method(".clients.attacks:SignFlip", factor=(Positive, 1.0)),
+    "scale": method(".clients.attacks:Scale", factor=(Positive, 10.0)),
+    "gaussian": method(".clients.attacks:Gaussian", std=(Positive, 1.0)),
+}
+
+# Parameters that every method of a family has; they outlive a change of `type` in an override.
+PARTITION_COMMON: dict[str, tuple[Any, Any]] = {"clients": (Annotated[int, Field(ge=1, le=_MAX_CLIENTS)], 20)}
+MODEL_COMMON: dict[str, tuple[Any, Any]] = {"projection": (Width | None, None)}
+FILTER_COMMON: dict[str, tuple[Any, Any]] = {
+    "layers": (Patterns, ["*"]),
+    "min_size": (CountOrZero, 0),
+    "min_dim": (Annotated[Count, LATER], 1),
+}
+ATTACK_COMMON: dict[str, tuple[Any, Any]] = {"fraction": (Fraction, 0.2)}
+
+
+@dataclass(frozen=True)
+class Family:
+    """The methods that one key of the config chooses from, and the parameters that all of them have besides."""
+
+    table: dict[str, Method]
+    common: dict[str, tuple[Any, Any]]
+
+    def parameters(self, name: str) -> dict[str, tuple[Any, Any]]:
+        return {**self.common, **self.table[name].parameters}
+
+
+FAMILIES = {
+    "data.dataset": Family(DATASETS, {}),
+    "data.partition": Family(PARTITIONS, PARTITION_COMMON),
+    "model": Family(MODELS, MODEL_COMMON),
+    "filter": Family(FILTERS, FILTER_COMMON),
+    "local.algorithm": Family(LOCAL_ALGORITHMS, {}),
+    "server.transforms": Family(TRANSFORMS, {}),
+    "server.aggregator": Family(AGGREGATORS, {}),
+    "server.weights": Family(WEIGHTS, {}),
+    "server.filter": Family(FILTERS, FILTER_COMMON),
+    "server.optimizer": Family(SERVER_OPTIMIZERS, {}),
+    "clients.attack": Family(ATTACKS, ATTACK_COMMON),
+}
+
+
+def register(key: str, name: str, target: str, /, **parameters: tuple[Any, Any]) -> None:
+    """Add a method of a user's own, from a module that the config names in `plugins`.
+
+    `register("local.algorithm", "mine", "my_package.mine:Mine", mu=(Positive, 0.1))` makes
+    `local.algorithm: {type: mine, mu: 0.2}` known. `key` is one of `FAMILIES`.
+
+    Raises:
+        ValueError: there is no such family, or another method has the name.
+    """
+    if key not in FAMILIES:
+        raise ValueError(f"register: no family {key!r}; there are: {', '.join(FAMILIES)}")
+    table, added = FAMILIES[key].table, Method(target, parameters, key)
+    if table.setdefault(name, added).target != target:
+        raise ValueError(f"register: {key} {name!r} is taken by {table[name].target}; choose another name")

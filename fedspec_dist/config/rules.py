@@ -1,0 +1,340 @@
+"""Which settings do not go together, and why. Everything that is not refused here runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import prod
+from typing import Any
+
+from fedspec_dist.config.files import ConfigError
+from fedspec_dist.config.methods import FILTER_COMMON, LOCAL_ALGORITHMS
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`refuses(phase, config)` is true of a phase that cannot run; `key` is the setting to change, within the phase."""
+
+    key: str
+    refuses: Callable[[Any, Any], bool]
+    reason: str
+
+
+# Local methods whose server adds the mean over all clients of what they have drifted so far.
+_STATEFUL_MEANS = {"feddyn", "feddc"}
+_LEARNED_WEIGHTS = {"feddisco", "fedawa", "fedlaw"}
+_LEARNED_FROM_UPDATES = {"fedawa", "fedlaw"}
+_WITHOUT_WEIGHTS = {"median", "trimmed_mean", "krum", "multi_krum"}
+# Their server halves work with the updates as they were received.
+_WITH_SERVER_HALVES = {"scaffold", "feddyn", "feddc", "fedcm", "mofedsam"}
+# Nothing of a client reaches the server but its update.
+_ONLY_UPDATES = ("fedavg", "fedprox", "fedsam", "fedlc", "feddecorr", "moon", "fedrcl")
+_WITH_MEMORY = {"momentum", "adagrad", "adam", "yogi"}
+_SMALLEST_LR = 1e-30
+_ON_FEATURES = {"moon", "feddecorr", "fedrcl"}
+_WITHOUT_BLOCKS = {"mlp", "cnn", "cnn8k", "cnn23k", "cnn207k", "lenet"}
+
+
+def _shrinks(phase: Any) -> bool:
+    return phase.server.aggregator.type == "fedlws" or phase.server.weights.type == "fedlaw"
+
+
+RULES = [
+    Rule(
+        "local.algorithm",
+        lambda phase, _: phase.local.algorithm.type == "fednova" and phase.server.aggregator.type != "fednova",
+        "got 'fednova', whose other half is server.aggregator: fednova; without it this is FedAvg (or, with mu, "
+        "FedProx): name that, or add the aggregator",
+    ),
+    Rule(
+        "server.aggregator",
+        lambda phase, _: phase.server.aggregator.type == "fednova" and phase.local.algorithm.type in _STATEFUL_MEANS,
+        "got 'fednova' with a local.algorithm whose server adds the clients' mean drift, which is of whole updates and "
+        "does not fit normalised ones; allowed with feddyn and feddc: any other aggregator",
+    ),
+    Rule(
+        "local.momentum",
+        lambda phase, _: (
+            phase.server.aggregator.type == "fednova"
+            and phase.local.momentum > 0
+            and getattr(phase.local.algorithm, "mu", 0) > 0
+            and phase.local.algorithm.type in ("fednova", "fedprox")
+        ),
+        "got a momentum together with mu > 0 and server.aggregator: fednova: the normaliser of a step is known for one "
+        "of them only; allowed: momentum 0, or mu 0",
+    ),
+    Rule(
+        "server.aggregator",
+        lambda phase, config: phase.server.aggregator.type == "inco" and config.model.type in _WITHOUT_BLOCKS,
+        "got 'inco', which needs stages of residual blocks; allowed with it: model resnet20",
+    ),
+    Rule(
+        "server.weights",
+        lambda phase, _: (
+            phase.server.aggregator.type in _WITHOUT_WEIGHTS and phase.server.weights.type in _LEARNED_WEIGHTS
+        ),
+        "got a weighting with an aggregator that ignores weights; allowed with median, trimmed_mean, krum and "
+        "multi_krum: uniform, samples (which are ignored)",
+    ),
+    Rule(
+        "server.aggregator.byzantine",
+        lambda phase, config: _too_few_for_krum(phase, config.cohort_size()),
+        "got a share for which Krum guarantees nothing: with f = floor(byzantine * K) of the K clients of a round it "
+        "needs K >= 2 f + 3; allowed: a smaller share, or more clients_per_round",
+    ),
+    Rule(
+        "server.transforms",
+        lambda phase, _: "noise" in _chain(phase) and "clip" not in _chain(phase)[: _chain(phase).index("noise")],
+        "got noise without a clip before it, of whose norm it is a multiple; allowed: [clip, noise]",
+    ),
+    Rule(
+        "server.transforms",
+        lambda phase, _: "noise" in _chain(phase)[:-1],
+        "got something after noise, which adds one vector to all updates: it would see little but that vector; "
+        "allowed: noise as the last one",
+    ),
+    Rule(
+        "server.transforms",
+        lambda phase, _: "clip" in _chain(phase) and phase.local.algorithm.type in _WITH_SERVER_HALVES,
+        "got clip with a local.algorithm whose server half takes the updates as they were received, however long: "
+        f"{', '.join(sorted(_WITH_SERVER_HALVES))}; allowed with them: no clip and no noise",
+    ),
+    Rule(
+        "server.weights",
+        lambda phase, _: "clip" in _chain(phase) and phase.server.weights.type in _LEARNED_FROM_UPDATES,
+        "got weights that are learned from the updates as they were received, with server.transforms that clip them so "
+        "that none counts for more; allowed with clip: uniform, samples, feddisco",
+    ),
+    Rule(
+        "server.aggregator",
+        lambda phase, _: phase.server.aggregator.type == "fedgh" and "fedgh" in _chain(phase),
+        "got 'fedgh' after server.transforms that have it already; allowed with them: fedavg, or any other",
+    ),
+    Rule(
+        "server.optimizer",
+        lambda phase, _: _shrinks(phase) and phase.server.optimizer.type in _WITH_MEMORY,
+        "got one that remembers or rescales directions with fedlws or fedlaw, which shrink the model: the shrinking "
+        "would be repeated or rescaled like a gradient; allowed with them: sgd",
+    ),
+    Rule(
+        "server.optimizer",
+        lambda phase, _: phase.local.algorithm.type in _STATEFUL_MEANS and phase.server.optimizer.type in _WITH_MEMORY,
+        "got one that remembers or rescales directions with feddyn or feddc, whose direction holds the sum of all "
+        "earlier drifts: it would be summed twice, and diverges; allowed with them: sgd",
+    ),
+    Rule(
+        "server.filter",
+        lambda phase, _: phase.server.aggregator.type == "fedlws" and phase.server.filter.type != "none",
+        "got a filter with server.aggregator: fedlws, whose direction holds the shrinking of the model, not the update "
+        "alone; allowed with it: none",
+    ),
+    Rule(
+        "server.weights",
+        lambda phase, _: phase.server.aggregator.type == "fedlws" and phase.server.weights.type == "fedlaw",
+        "got 'fedlaw' with server.aggregator: fedlws: the model would be shrunk twice; allowed with fedlws: any other",
+    ),
+    Rule(
+        "server.aggregator.max_tau",
+        lambda phase, _: (
+            phase.server.aggregator.type == "fedlws"
+            and phase.server.aggregator.max_tau < phase.server.aggregator.min_tau
+        ),
+        "got less than min_tau; allowed: at least min_tau",
+    ),
+    Rule(
+        "local.algorithm",
+        lambda phase, config: (
+            phase.local.algorithm.type in _ON_FEATURES
+            and getattr(config.model, "hidden", None) == []
+            and (config.model.projection is None or phase.local.algorithm.type == "fedrcl")
+        ),
+        "got a method that acts on learned features with a linear model, which has none; allowed: model.hidden with at "
+        "least one layer",
+    ),
+    Rule(
+        "local.algorithm.eta",
+        lambda phase, _: (
+            phase.local.algorithm.type == "fedsam"
+            and not phase.local.algorithm.adaptive
+            and phase.local.algorithm.eta != LOCAL_ALGORITHMS["fedsam"].parameters["eta"][1]
+        ),
+        "got a value that only the adaptive ascent uses; set local.algorithm.adaptive: true, or leave eta out",
+    ),
+    Rule(
+        "local.algorithm.filter_ascent",
+        lambda phase, _: getattr(phase.local.algorithm, "filter_ascent", False) and phase.filter.type == "none",
+        "got true without a filter; choose one with filter.type, or leave filter_ascent out",
+    ),
+    Rule(
+        "local.algorithm.mu",
+        lambda phase, _: (
+            phase.server.aggregator.type == "fednova"
+            and phase.local.algorithm.type in ("fednova", "fedprox")
+            and phase.local.lr * phase.local.algorithm.mu >= 2
+        ),
+        "got a pull with local.lr * mu >= 2, which steps past the global model and further: FedNova's normaliser "
+        "may be zero; allowed: mu below 2 / local.lr",
+    ),
+    Rule(
+        "local.lr_decay",
+        lambda phase, config: phase.local.lr * phase.local.lr_decay ** (config.rounds - 1) < _SMALLEST_LR,
+        f"got a decay that takes local.lr below {_SMALLEST_LR:g} in the last round, where float32 ends; allowed: one "
+        "nearer to 1",
+    ),
+    Rule(
+        "server.aggregator.damping",
+        lambda phase, _: (
+            phase.server.aggregator.type == "fipa"
+            and phase.server.aggregator.convention == "released"
+            and phase.server.aggregator.damping == 0
+        ),
+        "got 0 with convention 'released', whose update is proportional to it: the model would never move; give "
+        "damping > 0, or convention: exact",
+    ),
+]
+
+
+def _chain(phase: Any) -> list[str]:
+    return [transform.type for transform in phase.server.transforms]
+
+
+def _too_few_for_krum(phase: Any, cohort_size: int) -> bool:
+    f = int(Fraction(str(getattr(phase.server.aggregator, "byzantine", 0))) * cohort_size)
+    return f > 0 and cohort_size < 2 * f + 3
+
+
+def _account(key: str, holds: Callable[[Any, Any], bool], allowed: str) -> Rule:
+    """What an account of the privacy spent takes for granted, see `server.transforms.privacy`."""
+
+    def refuses(phase: Any, config: Any) -> bool:
+        asked = any(getattr(transform, "delta", None) is not None for transform in phase.server.transforms)
+        return asked and not holds(phase, config)
+
+    return Rule(key, refuses, f"does not go with a delta of noise, an account of the privacy spent; allowed: {allowed}")
+
+
+RULES += [
+    _account("phases", lambda _, config: not config.phases, "one phase, since a new one counts anew"),
+    _account("server.transforms", lambda phase, _: _chain(phase) == ["clip", "noise"], "[clip, noise], nothing else"),
+    _account("server.transforms", lambda phase, _: phase.server.transforms[-1].multiplier > 0, "a multiplier above 0"),
+    _account("server.aggregator", lambda phase, _: phase.server.aggregator.type == "fedavg", "fedavg"),
+    _account("server.weights", lambda phase, _: phase.server.weights.type == "uniform", "uniform"),
+    _account(
+        "local.algorithm",
+        lambda phase, _: phase.local.algorithm.type in _ONLY_UPDATES,
+        f"one of which nothing but updates reaches the server: {', '.join(_ONLY_UPDATES)}",
+    ),
+    _account(
+        "runtime.on_nonfinite",
+        lambda _, config: config.runtime.on_nonfinite == "raise",
+        "raise, since whom it leaves out depends on the data",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Idle:
+    """A key without effect in a phase of which `is_idle(phase, config)` is true."""
+
+    keys: tuple[str, ...]
+    is_idle: Callable[[Any, Any], bool]
+    reason: str
+
+
+def _without_filter(key: str) -> Idle:
+    idle_keys = tuple(f"{key}.{name}" for name in FILTER_COMMON)
+    return Idle(
+        idle_keys, lambda phase, _: _at(phase, key).type == "none", f"{key} is none; leave it out, or name a filter"
+    )
+
+
+def _with_schedule(key: str) -> Idle:
+    return Idle(
+        (f"{key}.ratio",),
+        lambda phase, _: getattr(_at(phase, key), "schedule", None) is not None,
+        f"{key}.schedule takes its place; leave one of them out, or give {key}.schedule=null",
+    )
+
+
+def _at(phase: Any, key: str) -> Any:
+    for part in key.split("."):
+        phase = getattr(phase, part)
+    return phase
+
+
+IDLE = [
+    Idle(
+        ("local.epochs",),
+        lambda phase, _: phase.local.steps is not None,
+        "local.steps takes its place; leave one of them out, or give local.steps=null",
+    ),
+    Idle(
+        ("clients.attack.fraction",),
+        lambda _, config: config.clients.attack.type == "none",
+        "clients.attack is none; leave it out, or name an attack",
+    ),
+    *(rule(key) for rule in (_without_filter, _with_schedule) for key in ("filter", "server.filter")),
+]
+
+
+def refuse_unused(config: Any, typed: Sequence[tuple[str, ...]]) -> None:
+    """`typed` are the paths of single values that somebody typed for this very run; a file may state more than is used.
+
+    Raises:
+        ConfigError: the first that no phase uses.
+    """
+    phases = list(enumerate(config.schedule()))
+    for path in typed:
+        own = path[0] == "phases" and len(path) > 2 and path[1].isdigit()
+        key = ".".join(path[2:] if own else path)
+        concerned = [phase for number, phase in phases if not own or number == int(path[1])]
+        for idle in IDLE:
+            if any(key == known or key.startswith(f"{known}.") for known in idle.keys) and all(
+                idle.is_idle(phase, config) for phase in concerned
+            ):
+                raise ConfigError(f"{'.'.join(path)}: is not used, since {idle.reason}")
+
+
+def check_combinations(config: Any) -> None:
+    """`config` is a `Config` whose every key is sound by itself.
+
+    Raises:
+        ConfigError: the first setting that does not go with the others.
+    """
+    population = config.data.partition.clients
+    if population is not None and config.cohort_size() > population:
+        raise ConfigError(
+            f"clients_per_round: got {config.clients_per_round}, but data.partition.clients is {population}; "
+            f"allowed: at most {population}"
+        )
+    if config.runtime.backend == "nccl" and config.runtime.device == "cpu":
+        raise ConfigError("runtime.backend: got 'nccl' with runtime.device 'cpu'; allowed on CPUs: gloo, auto")
+    _check_size(config.data.dataset)
+    if config.runtime.precision == "tf32" and config.runtime.device == "cpu":
+        raise ConfigError("runtime.precision: got 'tf32' with runtime.device 'cpu'; allowed on CPUs: float32")
+    if config.runtime.precision == "tf32" and config.runtime.deterministic:
+        raise ConfigError(
+            "runtime.precision: got 'tf32', which types of GPUs round to in ways of their own, with "
+            "runtime.deterministic; allowed with it: float32"
+        )
+    for number, phase in enumerate(config.schedule()):
+        for rule in RULES:
+            if rule.refuses(phase, config):
+                of_phase = config.phases and not rule.key.startswith(("phases", "runtime"))
+                prefix = f"phases.{number}." if of_phase else ""
+                raise ConfigError(f"{prefix}{rule.key}: {rule.reason}")
+
+
+_MAX_VALUES = 10**9
+
+
+def _check_size(dataset: Any) -> None:
+    if dataset.type != "synthetic":
+        return
+    num_values = prod(dataset.shape) * (dataset.num_train + dataset.num_test)
+    if num_values > _MAX_VALUES:
+        raise ConfigError(
+            f"data.shape: got {dataset.shape}, of which data.num_train and data.num_test make {num_values:.3g} values; "
+            f"allowed: at most {_MAX_VALUES:.0e}"
+        )

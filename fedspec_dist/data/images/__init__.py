@@ -1,0 +1,1 @@
+"""Image data sets, and what is done to their pixels."""

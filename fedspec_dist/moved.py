@@ -1,0 +1,58 @@
+"""Where modules of earlier versions are now, so that plugins written for those go on working. No torch."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+# What a plugin may have imported; everything before the dot of a name is `fedspec_dist`.
+MOVED = {
+    **{name: f"core.{name}" for name in ("cohort", "parameters", "seeding", "draws", "checks", "failures")},
+    **{name: f"config.{name}" for name in ("methods", "own_methods", "overrides")},
+    "compatibility": "config.rules",
+    "config_text": "config.files",
+    **{
+        f"data.{name}": f"data.images.{name}"
+        for name in ("arrays", "augment", "cifar", "digits", "fashion_mnist", "npz", "npz_file", "synthetic")
+    },
+    "clients.sgd": "clients.optimizers",
+    "clients.sequential": "clients.executors.sequential",
+    "identity": "runs.identity",
+    "sources": "runs.sources",
+}
+
+
+class _Finder(MetaPathFinder, Loader):
+    """Gives the module itself under its old name: what it holds, such as the table of methods, is there once."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        package, _, name = fullname.partition(".")
+        return ModuleSpec(fullname, self) if package == "fedspec_dist" and name in MOVED else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        old = spec.name.partition(".")[2]
+        warnings.warn(f"fedspec_dist.{old} is now fedspec_dist.{MOVED[old]}", FutureWarning, stacklevel=2)
+        module = import_module(f"fedspec_dist.{MOVED[old]}")
+        self._spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec  # the import machinery has put the old name's there
+        sys.modules[f"fedspec_dist.{_old_of(module.__name__)}"] = module
+
+
+def _old_of(name: str) -> str:
+    new = name.partition(".")[2]
+    return next(old for old, now in MOVED.items() if now == new)
+
+
+def install() -> None:
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.append(_Finder())

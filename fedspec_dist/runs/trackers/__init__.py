@@ -1,0 +1,1 @@
+"""Who is told of every round."""

@@ -1,0 +1,106 @@
+"""`metrics.jsonl`: one flat JSON object a round, in order, each round once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from fedspec_dist.runs.folder import cannot_write, finite_or_null, write_text
+from fedspec_dist.runs.safe_files import open_own, read_objects
+
+# What readers take for numbers.
+_NUMBERS = ("test_accuracy", "test_loss", "train_loss", "bytes_exchanged")
+_TIMES = "seconds_"
+
+
+class Tracker(Protocol):
+    def log(self, record: Mapping[str, Any]) -> None:
+        """One finished round."""
+
+    def close(self) -> None: ...
+
+
+class NullTracker:
+    """Tracks nothing; what ranks other than 0 hold."""
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class MetricsFile:
+    """Appends records to a file that first loses all rounds after `resumed_round`.
+
+    A killed run may have written rounds that its newest checkpoint does not hold, and half a line; both go, so that
+    the resumed run writes every round exactly once.
+    """
+
+    def __init__(self, path: Path, resumed_round: int) -> None:
+        self._path = path
+        kept = [record for record in read(path) if record["round"] <= resumed_round]
+        write_text(path, "".join(_line(record) for record in kept))
+        try:
+            self._file = os.fdopen(open_own(path, os.O_WRONLY | os.O_APPEND), "a", encoding="utf-8")
+        except OSError as error:
+            raise cannot_write(path, error) from error
+
+    @property
+    def file(self) -> IO[str]:
+        return self._file
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        try:
+            self._file.write(_line(record))
+            self._file.flush()
+        except OSError as error:
+            raise cannot_write(self._path, error) from error
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # of a line that `log` has already complained about
+            self._file.close()
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    return json.dumps(finite_or_null(record), allow_nan=False) + "\n"
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The whole records of a metrics file in order of their rounds, each once; broken lines are left out."""
+    records = {record["round"]: record for record in read_objects(path) if _is_record(record)}
+    return [records[number] for number in sorted(records)]
+
+
+def num_missing(path: Path, completed: int) -> int:
+    """How many of the first `completed` rounds have no record."""
+    return completed - sum(record["round"] <= completed for record in read(path))
+
+
+def _is_record(content: Mapping[str, Any]) -> bool:
+    """Whether readers find what they expect: a line may be JSON and yet be nobody's record."""
+    numbers = [value for key, value in content.items() if key in _NUMBERS or key.startswith(_TIMES)]
+    return type(content.get("round")) is int and content["round"] > 0 and all(map(_is_number_or_null, numbers))
+
+
+def _is_number_or_null(value: Any) -> bool:
+    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
+
+
+class Trackers:
+    """Several trackers as one."""
+
+    def __init__(self, trackers: Sequence[Tracker]) -> None:
+        self._trackers = trackers
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        for tracker in self._trackers:
+            tracker.log(record)
+
+    def close(self) -> None:
+        for tracker in self._trackers:
+            tracker.close()
