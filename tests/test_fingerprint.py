@@ -19,7 +19,11 @@ LISTED = set(
 OTHER: dict[str, Any] = {
     "name": "other", "seed": 3, "output": "elsewhere", "plugins": "[json]",
     "data.dataset": "fashion_mnist", "data.root": "here", "data.download": "false", "data.partition": "iid",
-    "data.augment": "[flip]", "model": "lenet", "trainable": "['fc*']", "rounds": 7, "clients_per_round": 4,
+    "data.augment": "[flip]", "data.holdout": 0.1, "data.bins": 4, "task": "regression",
+    "init": "{weights: x.safetensors}", "local.optimizer": "adam", "local.drop_last": "true",
+    "local.schedule": "[{epochs: 2, train: ['fc*']}]", "local.keep": "['fc*']", "server.shared": "['fc*']",
+    "eval.on": "[clients]", "runtime.dtype": "float64", "runtime.clients_per_batch": 3,
+    "model": "lenet", "trainable": "['fc*']", "rounds": 7, "clients_per_round": 4,
     "sampling": "bernoulli", "dropout": 0.1,
     "local.algorithm": "scaffold", "local.lr": 0.3, "local.lr_decay": 0.9, "local.momentum": 0.5,
     "local.weight_decay": 0.1, "local.clip_norm": 1.0, "local.epochs": 2, "local.steps": 3, "local.batch_size": 7,

@@ -147,6 +147,16 @@ MODELS = {
     "resnet20": method(".models.resnet:ResNet20", norm=(_Norm, "group")),
 }
 
+# What is learned: the loss, the metrics, and the curvature in the model's outputs.
+TASKS = {
+    "classification": method(".tasks.classification:Classification"),
+}
+
+# The end of a local step.
+LOCAL_OPTIMIZERS = {
+    "sgd": method(".clients.optimizers:LocalSgd"),
+}
+
 LOCAL_ALGORITHMS = {
     "fedavg": method(".clients.algorithms.fedavg:FedAvg"),
     "fedprox": method(".clients.algorithms.fedprox:FedProx", mu=(NotNegative, 0.01)),
@@ -338,7 +348,10 @@ ATTACKS = {
 
 # Parameters that every method of a family has; they outlive a change of `type` in an override.
 PARTITION_COMMON: dict[str, tuple[Any, Any]] = {"clients": (Annotated[int, Field(ge=1, le=_MAX_CLIENTS)], 20)}
-MODEL_COMMON: dict[str, tuple[Any, Any]] = {"projection": (Width | None, None)}
+MODEL_COMMON: dict[str, tuple[Any, Any]] = {
+    "projection": (Width | None, None),
+    "buffers": (Annotated[Literal["aggregate", "local", "freeze"], LATER], "aggregate"),
+}
 FILTER_COMMON: dict[str, tuple[Any, Any]] = {
     "layers": (Patterns, ["*"]),
     "min_size": (CountOrZero, 0),
@@ -361,9 +374,11 @@ class Family:
 FAMILIES = {
     "data.dataset": Family(DATASETS, {}),
     "data.partition": Family(PARTITIONS, PARTITION_COMMON),
+    "task": Family(TASKS, {}),
     "model": Family(MODELS, MODEL_COMMON),
     "filter": Family(FILTERS, FILTER_COMMON),
     "local.algorithm": Family(LOCAL_ALGORITHMS, {}),
+    "local.optimizer": Family(LOCAL_OPTIMIZERS, {}),
     "server.transforms": Family(TRANSFORMS, {}),
     "server.aggregator": Family(AGGREGATORS, {}),
     "server.weights": Family(WEIGHTS, {}),

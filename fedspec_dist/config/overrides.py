@@ -21,7 +21,7 @@ FAMILIES = {tuple(key.split(".")): family for key, family in methods.FAMILIES.it
 PHASE_SECTIONS = ("trainable", "local", "filter", "server")
 
 # Keys of `data` that belong to every data set; the others are parameters of the one that is named.
-DATA_COMMON = ("dataset", "root", "download", "partition", "augment")
+DATA_COMMON = ("dataset", "root", "download", "partition", "augment", "holdout", "bins")
 
 Path_ = tuple[str, ...]
 

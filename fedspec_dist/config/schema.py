@@ -80,8 +80,12 @@ DEFAULTS: dict[str, Any] = {
         "download": True,
         "partition": "dirichlet",
         "augment": [],
+        "holdout": 0.0,
+        "bins": None,
     },
+    "task": "classification",
     "model": "cnn",
+    "init": None,
     "trainable": ["*"],
     "rounds": 20,
     "clients_per_round": 5,
@@ -89,6 +93,7 @@ DEFAULTS: dict[str, Any] = {
     "dropout": 0.0,
     "local": {
         "algorithm": "fedavg",
+        "optimizer": "sgd",
         "lr": 0.05,
         "lr_decay": 1.0,
         "momentum": 0.0,
@@ -97,9 +102,13 @@ DEFAULTS: dict[str, Any] = {
         "epochs": 5,
         "steps": None,
         "batch_size": 50,
+        "drop_last": "auto",
+        "schedule": [],
+        "keep": [],
     },
     "filter": "rfft",
     "server": {
+        "shared": ["*"],
         "transforms": [],
         "aggregator": "fedavg",
         "weights": "samples",
@@ -108,7 +117,7 @@ DEFAULTS: dict[str, Any] = {
     },
     "clients": {"attack": "none"},
     "phases": [],
-    "eval": {"every": 1, "batch_size": 1000},
+    "eval": {"every": 1, "batch_size": 1000, "on": ["global"]},
     "checkpoint": {"every": 5, "keep": 2},
     "tracking": {"tensorboard": False},
     "runtime": {
@@ -116,8 +125,10 @@ DEFAULTS: dict[str, Any] = {
         "backend": "auto",
         "aggregation": "sharded",
         "executor": "auto",
+        "clients_per_batch": 5,
         "threads_per_rank": 1,
         "deterministic": False,
+        "dtype": "float32",
         "precision": "float32",
         "timeout_s": 600,
         "on_nonfinite": "raise",
@@ -160,7 +171,11 @@ class Section(BaseModel):
         if info.context != _DECIDING:
             return values
         fields = type(self).model_fields
-        later = {key for key in values if LATER in fields[key].metadata and values[key] == fields[key].default}
+        later = {
+            key
+            for key in values
+            if LATER in fields[key].metadata and values[key] in (fields[key].default, named(fields[key].default))
+        }
         return {key: value for key, value in values.items() if key not in later}
 
 
@@ -225,6 +240,10 @@ class Data(Section):
     download: bool
     partition: Annotated[Any, _choice("data.partition")]
     augment: Annotated[list[Augment], AfterValidator(_each_once)]
+    # Of each client's training samples, the share that is kept for validation.
+    holdout: Annotated[Fraction, LATER] = 0.0
+    # So many groups of equal size, by the target, for partitions and methods that want groups where there are no classes.
+    bins: Annotated[Annotated[int, Field(ge=2, le=1000)] | None, LATER] = None
 
 
 class Range(Section):
@@ -251,8 +270,16 @@ def _amount(value: Any) -> Any:
 Amount = Annotated[Any, BeforeValidator(_amount)]
 
 
+class Stint(Section):
+    """Some epochs in which only the parameters that a glob matches train."""
+
+    epochs: Annotated[int, Field(ge=1, le=methods.MAX_AMOUNT)]
+    train: Patterns
+
+
 class Local(Section):
     algorithm: Annotated[Any, _choice("local.algorithm")]
+    optimizer: Annotated[Any, _choice("local.optimizer"), LATER] = "sgd"
     lr: Positive
     lr_decay: methods.Share
     momentum: Fraction
@@ -261,6 +288,10 @@ class Local(Section):
     epochs: Amount
     steps: Amount | None
     batch_size: Count
+    # The last batch of an epoch, when it is smaller: auto drops one of a single sample where that cannot be normalised.
+    drop_last: Annotated[Literal["auto"] | bool, LATER] = "auto"
+    schedule: Annotated[list[Stint], Field(max_length=100), LATER] = []
+    keep: Annotated[list[str], Field(max_length=1000), LATER] = []  # of what is not shared, what a client keeps
 
 
 def _listed(value: Any) -> Any:
@@ -279,6 +310,7 @@ _Transform = Annotated[Any, _choice("server.transforms")]
 
 
 class Server(Section):
+    shared: Annotated[Patterns, LATER] = ["*"]  # of what trains, what is aggregated
     transforms: Annotated[list[_Transform], BeforeValidator(_listed), AfterValidator(_no_transform_twice)]
     aggregator: Annotated[Any, _choice("server.aggregator")]
     weights: Annotated[Any, _choice("server.weights")]
@@ -305,6 +337,7 @@ class Phase(Section):
 class Eval(Section):
     every: Count
     batch_size: Count
+    on: Annotated[list[Literal["global", "clients"]], Field(min_length=1, max_length=2), LATER] = ["global"]
 
 
 class Checkpoint(Section):
@@ -320,10 +353,12 @@ class Runtime(Section):
     device: Literal["auto", "cpu", "cuda"]
     backend: Literal["auto", "gloo", "nccl"]
     aggregation: Literal["sharded", "gather"]
-    executor: Literal["auto", "sequential"]
+    executor: Literal["auto", "sequential", "batched"]
+    clients_per_batch: Annotated[Annotated[int, Field(ge=1, le=10**4)], LATER] = 5  # of the batched executor
     threads_per_rank: Annotated[int, Field(ge=1, le=4096)]
     deterministic: bool
     precision: Annotated[Literal["float32", "tf32"], LATER] = "float32"
+    dtype: Annotated[Literal["float32", "float64"], LATER] = "float32"
     timeout_s: Annotated[float, Field(gt=0, le=30 * 24 * 3600)]
     on_nonfinite: Literal["raise", "skip"]
     sketch_memory_mb: CountOrZero
@@ -396,6 +431,21 @@ def _participation(value: Any) -> Any:
     )
 
 
+class Init(Section):
+    """Where the model starts, instead of random numbers: a run's checkpoint, or a file of weights."""
+
+    run: Annotated[str, AfterValidator(_path)] | None = None
+    round: Count | None = None  # of the run; the newest that is there, by default
+    weights: Annotated[str, AfterValidator(_path)] | None = None
+    strict: bool = True  # every name of the file is in the model, and the other way round
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Init:
+        if (self.run is None) == (self.weights is None):
+            raise ValueError("give one of run and weights")
+        return self
+
+
 class Config(Section):
     """A checked config. `schedule` gives its phases, one when `phases` is empty."""
 
@@ -404,7 +454,9 @@ class Config(Section):
     output: Annotated[str, AfterValidator(_path)]
     plugins: Annotated[list[str], Field(max_length=100)]
     data: Data
+    task: Annotated[Any, _choice("task"), LATER] = "classification"
     model: Annotated[Any, _choice("model")]
+    init: Annotated[Init | None, LATER] = None
     trainable: Patterns
     rounds: Count
     clients_per_round: Annotated[Any, BeforeValidator(_participation)]
@@ -494,8 +546,13 @@ class Config(Section):
         for key in ("device", "backend", "aggregation", "timeout_s", "on_nonfinite", "interface"):
             del deciding["runtime"][key]
         # These have no part either, but once had one. At their defaults, as in the runs of that time, those are found.
-        deciding |= {key: DEFAULTS[key] for key in ("eval", "plugins")}
-        for key in ("executor", *([] if self._may_sketch() else ["sketch_memory_mb"])):
+        deciding |= {"eval": {"every": DEFAULTS["eval"]["every"], "batch_size": DEFAULTS["eval"]["batch_size"]}}
+        deciding["plugins"] = DEFAULTS["plugins"]
+        idle = [] if self._may_sketch() else ["sketch_memory_mb"]
+        if self.runtime.executor != "batched":  # the others have the bits of one client after the other
+            deciding["runtime"].pop("clients_per_batch", None)
+            idle.append("executor")
+        for key in idle:
             deciding["runtime"][key] = DEFAULTS["runtime"][key]
         text = json.dumps(deciding, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
@@ -636,6 +693,8 @@ _SECTIONS: dict[tuple[str, ...], type[Section]] = {
     ("server",): Server,
     ("clients",): Clients,
     ("phases",): Phase,
+    ("local", "schedule"): Stint,
+    ("init",): Init,
     ("eval",): Eval,
     ("checkpoint",): Checkpoint,
     ("tracking",): Tracking,

@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from fedspec_dist.core.batch import Batch
+from fedspec_dist.tasks.base import Task
 
-class Classification:
-    """Softmax cross-entropy over `outputs [B, C]` (logits) and `labels [B]` (int64 class numbers)."""
 
-    num_sums: ClassVar[int] = 2  # of `metrics`
+class Classification(Task):
+    """Softmax cross-entropy over outputs `[B, C]` (logits) and targets `[B]` (int64 class numbers)."""
 
-    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """The mean over the batch of `-log p(label)`, a scalar in the dtype of the outputs."""
-        return cross_entropy(outputs, labels)
+    headline: ClassVar[tuple[str, Literal["max", "min"]]] = ("accuracy", "max")
+    num_sums: ClassVar[int] = 2
 
-    def metrics(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """`[sum of losses, number correct]`, float64: sums over blocks of a test set add up exactly as counted."""
-        loss_sum = cross_entropy(outputs.to(torch.float64), labels, reduction="sum")
-        num_correct = (outputs.argmax(-1) == labels).sum()
+    def check(self, data: Any) -> None:
+        targets = data.train.targets
+        if targets is None or targets.dim() != 1 or targets.is_floating_point():
+            found = "none" if targets is None else f"shape {list(targets.shape)} and type {targets.dtype}"
+            raise ValueError(
+                f"task: classification needs a class number for each sample; the data set's targets have {found}; "
+                "allowed with it: task regression, for numbers, or language, for a class at each place of a sequence"
+            )
+
+    def output_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean over the batch of `-log p(target)`."""
+        return cross_entropy(outputs, targets)
+
+    def metrics(self, model: Any, batch: Batch) -> Tensor:
+        """`[sum of losses, number correct]`."""
+        assert batch.targets is not None
+        outputs = self.outputs(model, batch)
+        loss_sum = cross_entropy(outputs.to(torch.float64), batch.targets, reduction="sum")
+        num_correct = (outputs.argmax(-1) == batch.targets).sum()
         return torch.stack([loss_sum, num_correct.to(torch.float64)])
 
     def summarize(self, sums: Tensor, num_samples: int) -> dict[str, float]:
-        """Mean loss and accuracy from the added-up `metrics` of `num_samples` samples.
-
-        Raises:
-            ValueError: there are no samples.
-        """
-        if num_samples < 1:
-            raise ValueError(f"eval: needs at least one test sample, got {num_samples}")
         loss_sum, num_correct = sums.tolist()
-        return {"test_loss": loss_sum / num_samples, "test_accuracy": num_correct / num_samples}
+        return {"loss": loss_sum / num_samples, "accuracy": num_correct / num_samples}
 
     def curvature(self, outputs: Tensor, tangents: Tensor) -> Tensor:
         """`S_n T_n` for `tangents [B, C, l]`, with `S_n = diag(p_n) - p_n p_n^T`, `p_n = softmax(outputs_n)`.

@@ -1,0 +1,26 @@
+"""Some samples, as models and tasks take them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+Inputs = Tensor | tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """`inputs` are a tensor `[B, ...]` or several, of any shapes and types; `targets [B, ...]`, or none."""
+
+    inputs: Inputs
+    targets: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.inputs[0] if isinstance(self.inputs, tuple) else self.inputs)
+
+    def through(self, model: Callable[..., Any]) -> Any:
+        """What a model gives for the inputs; several are its arguments, in order."""
+        return model(*self.inputs) if isinstance(self.inputs, tuple) else model(self.inputs)

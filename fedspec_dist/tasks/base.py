@@ -1,0 +1,63 @@
+"""What is learned. A task is told batches and the model, which it calls: a residual differentiates in the inputs."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+
+from fedspec_dist.core.batch import Batch
+
+
+class Task:
+    """A task of a user's own defines `loss`, `metrics` and `summarize`, and names its headline and `num_sums`.
+
+    One whose loss is of a model's outputs and the targets defines `output_loss` in place of `loss`: local methods that
+    change outputs (FedLC) or take features (MOON) ask for that. One that defines `curvature` and `curvature_root` can be
+    aggregated by FIPA and by the Fisher merge.
+    """
+
+    headline: ClassVar[tuple[str, Literal["max", "min"]]]  # of `summarize`, and whether more is better
+    num_sums: ClassVar[int]  # of `metrics`
+
+    def check(self, data: Any) -> None:
+        """Raises ValueError, naming `task`, unless the data set (`data.dataset.Dataset`) has what the task needs."""
+
+    def outputs(self, model: Any, batch: Batch) -> Tensor:
+        """What curvature is about, `[B, C]`."""
+        outputs: Tensor = batch.through(model)
+        return outputs
+
+    def loss(self, model: Any, batch: Batch) -> Tensor:
+        """The mean over the batch, a scalar in the dtype of the model."""
+        assert batch.targets is not None
+        return self.output_loss(self.outputs(model, batch), batch.targets)
+
+    def output_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The same, where it is a function of outputs and targets."""
+        raise NotImplementedError
+
+    def metrics(self, model: Any, batch: Batch) -> Tensor:
+        """Sums over the batch, `[num_sums]` float64: those of the blocks of a data set are added up, in order."""
+        raise NotImplementedError
+
+    def summarize(self, sums: Tensor, num_samples: int) -> dict[str, float]:
+        """The metrics, by name, from the added-up sums of `num_samples` samples (at least one)."""
+        raise NotImplementedError
+
+    def curvature(self, outputs: Tensor, tangents: Tensor) -> Tensor:
+        """`S_n T_n` for `tangents [B, C, l]`: `S_n [C, C]` is the Hessian of a sample's loss in its outputs."""
+        raise NotImplementedError
+
+    def curvature_root(self, outputs: Tensor, jacobian: Tensor) -> Tensor:
+        """`F_n J_n` for `jacobian [B, C, l]`, with `F_n^T F_n = S_n`."""
+        raise NotImplementedError
+
+
+def has_curvature(task: Any) -> bool:
+    """Whether a task, or its class, defines the curvature of its loss."""
+    kind = task if isinstance(task, type) else type(task)
+    return all(getattr(kind, name, base) is not base for name, base in _CURVATURE.items())
+
+
+_CURVATURE = {"curvature": Task.curvature, "curvature_root": Task.curvature_root}
