@@ -11,16 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.one_client import on_random_images, work_of
 from benchmarks.spread import quartiles
 from fedspec_dist.clients.algorithms.fedavg import FedAvg
-from fedspec_dist.clients.executors.sequential import ClientWork, Filter, LocalMethods, SequentialExecutor
+from fedspec_dist.clients.executors.base import Filter, LocalMethods
 from fedspec_dist.clients.optimizers import LocalSgd
 from fedspec_dist.core.parameters import ParameterLayout
 from fedspec_dist.data.batches import batch_bounds
-from fedspec_dist.data.images.augment import Augmentation
 from fedspec_dist.filters.identity import Identity
 from fedspec_dist.filters.spectral import HighPass
-from fedspec_dist.tasks.classification import Classification
 
 # A client's first step also measures the filtered energy; more than one keeps that from weighing too much.
 _STEPS = 4
@@ -55,24 +54,13 @@ def measure_filter(module: nn.Module, batch_size: int, ratio: float, repeats: in
 def _one_client(module: nn.Module, kept: Filter, batch_size: int) -> Callable[[], object]:
     module = deepcopy(module)
     num_samples = _STEPS * batch_size
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(num_samples, 32, 32, 3, generator=generator).permute(0, 3, 1, 2)
-    labels = torch.randint(10, (num_samples,), generator=generator)
-    executor = SequentialExecutor(
-        module,
-        ParameterLayout(module),
-        Classification().loss,
-        LocalMethods(kept, FedAvg(), LocalSgd(weight_decay=0.001)),
-        images,
-        labels,
-        Augmentation().gather,
-    )
+    local = LocalMethods(kept, FedAvg(), LocalSgd(weight_decay=0.001))
+    client, labels = on_random_images(module, ParameterLayout(module), local, num_samples)
     everything = torch.arange(num_samples)
-    bounds = batch_bounds(num_samples, batch_size, 1)
-    work = ClientWork(everything, everything, bounds, None, labels.bincount(minlength=10), 1, 0)
-    theta = executor.vectors.parameters.clone()
+    work = work_of(everything, everything, batch_bounds(num_samples, batch_size, 1), labels, 10)
+    theta = client.vectors.parameters.clone()
     update = torch.empty_like(theta)
-    return lambda: executor.train(work, theta, 0.01, update)
+    return lambda: client.train(work, theta, 0.01, update)
 
 
 def _alone(high_pass: HighPass, gradient: Tensor) -> float:

@@ -136,7 +136,8 @@ def floor_body(options: argparse.Namespace, config: Config, job_runtime: Runtime
     """What every rank does; rank 0 writes the result to `options.worker`."""
     federation = load_federation(config, job_runtime.prepares_data)
     module = build_model(config, federation.dataset)
-    images, labels = federation.dataset.train_images, federation.dataset.train_labels
+    images, labels = federation.dataset.train.inputs[0], federation.dataset.train.targets
+    assert labels is not None
     plain = {
         name: PlainLoop(module, inputs, labels, config.local.lr, config.local.weight_decay)
         for name, inputs in (("plain contiguous", images.contiguous()), ("plain channels_last", images))

@@ -21,16 +21,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.one_client import on_random_images, work_of
 from benchmarks.spread import quartiles
-from fedspec_dist.clients.executors.sequential import ClientWork, LocalMethods, SequentialExecutor
+from fedspec_dist.clients.executors.base import LocalMethods
 from fedspec_dist.clients.optimizers import LocalSgd
 from fedspec_dist.config import methods
 from fedspec_dist.core.parameters import ParameterLayout
 from fedspec_dist.data.batches import batch_bounds
-from fedspec_dist.data.images.augment import Augmentation
 from fedspec_dist.filters.identity import Identity
 from fedspec_dist.processes.memory import keep_freed_memory
-from fedspec_dist.tasks.classification import Classification
 
 SETTINGS: dict[str, dict[str, Any]] = {
     **{name: {"type": name} for name in methods.LOCAL_ALGORITHMS},
@@ -64,30 +63,20 @@ def _client(model: str, setting: Mapping[str, Any], batch_size: int, num_steps: 
     torch.manual_seed(0)
     module = methods.MODELS[model].build((3, 32, 32), 10)
     num_samples = num_steps * batch_size
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(num_samples, 32, 32, 3, generator=generator).permute(0, 3, 1, 2)
-    labels = torch.randint(10, (num_samples,), generator=generator)
     layout = ParameterLayout(module)
     parameters = {key: value for key, value in setting.items() if key != "type"}
     algorithm = methods.LOCAL_ALGORITHMS[setting["type"]].build(**parameters)
     local = LocalMethods(Identity(layout.segments), algorithm, LocalSgd(weight_decay=0.001))
-    gather = Augmentation().gather
-    executor = SequentialExecutor(module, layout, Classification().loss, local, images, labels, gather)
+    client, labels = on_random_images(module, layout, local, num_samples)
     everything = torch.arange(num_samples)
-    bounds = batch_bounds(num_samples, batch_size, 1)
-    work = ClientWork(everything, everything, bounds, None, labels.bincount(minlength=10), 1, 0)
-    theta = executor.vectors.parameters.clone()
+    work = work_of(everything, everything, batch_bounds(num_samples, batch_size, 1), labels, 10)
+    theta = client.vectors.parameters.clone()
     update = torch.empty_like(theta)
     # A client that has been here before: MOON has a previous model.
     own = torch.stack([theta * 0.99 for _ in algorithm.own]) if algorithm.own else None
     uploads = {name: torch.empty_like(theta) for name in algorithm.uploads}
 
-    def train() -> None:
-        executor.train(work, theta, 1e-4, update, own=own, uploads=uploads)
-        if algorithm.own:
-            executor.kept()
-
-    return train
+    return lambda: client.train(work, theta, 1e-4, update, own, uploads)
 
 
 def main() -> int:

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedspec_dist.clients.executors.base import ClientWork, Rows, Sent, largest_entry
+from fedspec_dist.core import seeding
+from fedspec_dist.core.batch import Batch, Inputs
 from fedspec_dist.core.parameters import ParameterLayout
 from fedspec_dist.fisher.diagonal import fisher_diagonal
 from fedspec_dist.fisher.products import Forward, fisher_product
-from fedspec_dist.fisher.sketch import random_basis, top_eigenpairs
+from fedspec_dist.fisher.sketch import NonFiniteFisherError, random_basis, top_eigenpairs
 from fedspec_dist.models.modes import evaluating
 
+FISHER_DIAGONAL = "fisher_diagonal"
+InputsOf = Callable[[Tensor], Inputs]  # positions in the training set [N] -> what the model takes
 
-def as_function(module: nn.Module, layout: ParameterLayout) -> Forward:
+
+def with_parameters(module: nn.Module, layout: ParameterLayout, theta: Tensor) -> Callable[..., Any]:
+    """The model with its parameters taken from `theta [P]`, in which it is differentiable; the others are its own."""
+    # One split, not a slice for each layer: the backward of a slice fills a whole [P] with zeros.
+    parts = theta.split([segment.size for segment in layout.segments])
+    shaped = {s.name: part.reshape(s.shape) for s, part in zip(layout.segments, parts, strict=True)}
+    return lambda *inputs: functional_call(module, shaped, inputs)
+
+
+def as_function(module: nn.Module, layout: ParameterLayout, task: Any) -> Forward:
     """The model as `(theta [P], inputs) -> outputs`, differentiable in `theta`."""
 
-    def forward(theta: Tensor, inputs: Tensor) -> Tensor:
-        # One split, not a slice for each layer: the backward of a slice fills a whole [P] with zeros.
-        parts = theta.split([segment.size for segment in layout.segments])
-        shaped = {s.name: part.reshape(s.shape) for s, part in zip(layout.segments, parts, strict=True)}
-        outputs: Tensor = functional_call(module, shaped, (inputs,))
+    def forward(theta: Tensor, inputs: Inputs) -> Tensor:
+        outputs: Tensor = task.outputs(with_parameters(module, layout, theta), Batch(inputs))
         return outputs
 
     return forward
@@ -39,19 +52,32 @@ class Sketcher:
         module: nn.Module,
         layout: ParameterLayout,
         task: Any,
-        images: Tensor,
+        inputs_of: InputsOf,
         settings: Any,
         memory_budget_bytes: int,
         spare_bytes: int = 0,
     ) -> None:
         self._module = module
-        self._forward = as_function(module, layout)
+        self._forward = as_function(module, layout, task)
         self._num_parameters = len(layout)
         self._task = task
-        self._images = images
+        self._inputs_of = inputs_of
         self._settings = settings
         self._memory_budget_bytes, self._spare_bytes = memory_budget_bytes, spare_bytes
         self._seed: int | None = None
+
+    def before(self, work: ClientWork, sent: Sent, rows: Rows, place: int) -> list[Tensor]:
+        seed = seeding.torch_seed(sent.seed, "sketch", sent.round_index)  # the same for all clients, as published
+        theta = sent.theta[: self._num_parameters]
+        try:
+            rows.sketches.append(self.sketch(theta, work.samples, seed))
+        except NonFiniteFisherError:  # told to all ranks like an update that is not finite
+            rows.sketches.append((theta.new_zeros(0), theta.new_zeros(0, len(theta))))
+            return [theta.new_tensor(torch.inf)]
+        return []
+
+    def after(self, work: ClientWork, sent: Sent, rows: Rows, place: int) -> list[Tensor]:
+        return []
 
     def sketch(self, theta: Tensor, samples: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         """Eigenvalues `[r]` and eigenvectors as rows `[r, P]` for the training samples at positions `samples [N]`.
@@ -65,11 +91,12 @@ class Sketcher:
         settings = self._settings
         num_columns = settings.rank + settings.oversampling
         if seed != self._seed:
-            self._seed, self._basis = seed, random_basis(self._num_parameters, num_columns, seed, theta.device)
+            basis = random_basis(self._num_parameters, num_columns, seed, theta.device, theta.dtype)
+            self._seed, self._basis = seed, basis
         product = fisher_product(
             self._forward,
             theta,
-            self._images.index_select(0, samples),
+            self._inputs_of(samples),
             self._task.curvature_root,
             self._task.curvature,
             num_columns=num_columns,
@@ -83,16 +110,25 @@ class Sketcher:
 
 
 class DiagonalFisher:
-    """The diagonal of the same matrix, at any parameters."""
+    """The diagonal of the same matrix, at the client's model after its training."""
 
-    def __init__(self, module: nn.Module, layout: ParameterLayout, task: Any, images: Tensor) -> None:
+    def __init__(self, module: nn.Module, layout: ParameterLayout, task: Any, inputs_of: InputsOf) -> None:
         self._module = module
-        self._forward = as_function(module, layout)
+        self._forward = as_function(module, layout, task)
+        self._num_parameters = len(layout)
         self._task = task
-        self._images = images
+        self._inputs_of = inputs_of
+
+    def before(self, work: ClientWork, sent: Sent, rows: Rows, place: int) -> list[Tensor]:
+        return []
+
+    def after(self, work: ClientWork, sent: Sent, rows: Rows, place: int) -> list[Tensor]:
+        shared = slice(self._num_parameters)
+        row = rows.uploads[FISHER_DIAGONAL][place, shared]
+        row.copy_(self.diagonal(sent.theta[shared] + rows.updates[place, shared], work.samples))
+        return [largest_entry(row)]
 
     def diagonal(self, theta: Tensor, samples: Tensor) -> Tensor:
         """`[P]`, for the training samples at positions `samples [N]`."""
-        inputs = self._images.index_select(0, samples)
         with evaluating(self._module):
-            return fisher_diagonal(self._forward, theta, inputs, self._task.curvature_root)
+            return fisher_diagonal(self._forward, theta, self._inputs_of(samples), self._task.curvature_root)

@@ -57,6 +57,7 @@ class Method:
     target: str
     parameters: dict[str, tuple[Any, Any]]
     key: str = ""  # of the family, for a method of a user's own
+    needs: frozenset[str] = frozenset()  # of the rest of the config, in words
 
     @property
     def is_ours(self) -> bool:

@@ -242,7 +242,7 @@ class Data(Section):
     augment: Annotated[list[Augment], AfterValidator(_each_once)]
     # Of each client's training samples, the share that is kept for validation.
     holdout: Annotated[Fraction, LATER] = 0.0
-    # So many groups of equal size, by the target, for partitions and methods that want groups where there are no classes.
+    # So many groups of equal size, by the target, for partitions and methods that want groups where there are none.
     bins: Annotated[Annotated[int, Field(ge=2, le=1000)] | None, LATER] = None
 
 

@@ -24,3 +24,7 @@ class Batch:
     def through(self, model: Callable[..., Any]) -> Any:
         """What a model gives for the inputs; several are its arguments, in order."""
         return model(*self.inputs) if isinstance(self.inputs, tuple) else model(self.inputs)
+
+    def pair(self) -> tuple[Any, Any]:
+        """Inputs and targets, for who takes tensors of any kind."""
+        return self.inputs, self.targets

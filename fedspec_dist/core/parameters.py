@@ -25,32 +25,57 @@ class Segment:
 
 
 class ParameterLayout:
-    """Names, shapes and offsets of the parameters that train, in the order of `module.named_parameters()`.
+    """Names, shapes and offsets of the parameters that train: first the shared ones, which are aggregated, then those
+    of a client's own; each part in the order of `module.named_parameters()`.
 
-    The flat vector `theta [P]` holds exactly these, without padding; parameters that no pattern of `trainable`
-    matches are frozen and stay in the module. One that has several names (tied weights) is there once, under the first
-    of them. Buffers are constants. `key` names the setting in the error.
+    The flat vector `theta [P]` holds exactly these, without padding; parameters that no pattern of `trainable` matches
+    are frozen and stay in the module. One that has several names (tied weights) is there once, under the first of them.
+    Buffers are not part of it. `prefix` is that of the keys `trainable` and `server.shared` in errors.
 
     Raises:
-        ValueError: a pattern matches nothing.
+        ValueError: a pattern matches nothing, or nothing that trains is shared.
     """
 
-    def __init__(self, module: nn.Module, trainable: Sequence[str] = ("*",), key: str = "trainable") -> None:
+    def __init__(
+        self, module: nn.Module, trainable: Sequence[str] = ("*",), shared: Sequence[str] = ("*",), prefix: str = ""
+    ) -> None:
         named = list(module.named_parameters())
-        _require_matches(key, trainable, [name for name, _ in named])
+        _require_matches(f"{prefix}trainable", trainable, [name for name, _ in named])
+        training = [(name, parameter) for name, parameter in named if matches(name, trainable)]
+        _require_matches(f"{prefix}server.shared", shared, [name for name, _ in training], "parameter that trains")
+        training.sort(key=lambda pair: not matches(pair[0], shared))  # stable
         segments, start = [], 0
-        for name, parameter in named:
-            if matches(name, trainable):
-                segments.append(Segment(name, tuple(parameter.shape), start, parameter.numel()))
-                start += parameter.numel()
+        for name, parameter in training:
+            segments.append(Segment(name, tuple(parameter.shape), start, parameter.numel()))
+            start += parameter.numel()
         self.segments: tuple[Segment, ...] = tuple(segments)
         self.num_parameters = start
+        self.num_shared = sum(segment.size for segment in segments if matches(segment.name, shared))
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment]) -> ParameterLayout:
+        """Of segments that follow each other from 0."""
+        layout = cls.__new__(cls)
+        layout.segments = tuple(segments)
+        layout.num_parameters = layout.num_shared = sum(segment.size for segment in segments)
+        return layout
+
+    @property
+    def shared(self) -> ParameterLayout:
+        """That of the shared parameters alone: the first `num_shared` entries."""
+        if self.num_shared == self.num_parameters:
+            return self
+        return ParameterLayout.of([segment for segment in self.segments if segment.stop <= self.num_shared])
 
     def __len__(self) -> int:
         return self.num_parameters
 
     def select(self, patterns: Sequence[str], key: str = "filter.layers") -> list[Segment]:
-        """The segments whose names match one of the glob patterns; `key` names the setting in the error."""
+        """The segments whose names match one of the glob patterns; `key` names the setting in the error.
+
+        Raises:
+            ValueError: a pattern matches none.
+        """
         _require_matches(key, patterns, [segment.name for segment in self.segments])
         return [segment for segment in self.segments if matches(segment.name, patterns)]
 
@@ -63,26 +88,41 @@ class ParameterLayout:
         parameters = dict(module.named_parameters())
         return torch.cat([parameters[s.name].detach().reshape(-1) for s in self.segments])
 
+    def ranges(self, patterns: Sequence[str], key: str) -> list[tuple[int, int]]:
+        """Start and stop of the stretches of the vector that the patterns match, as few as can be."""
+        return joined([(segment.start, segment.stop) for segment in self.select(patterns, key)])
+
     def bind(self, module: nn.Module, vector: Tensor) -> list[nn.Parameter]:
         """Let the module's trainable parameters be views into `vector [P]`, and freeze the others.
 
-        Writing to the vector then changes the model, with no copy. Returns the bound parameters in order.
+        Writing to the vector then changes the model, with no copy. Returns the bound parameters in the vector's order.
         """
         views = self.views(vector)
-        bound = []
+        bound = {}
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(name in views)
             if name in views:
                 parameter.data = views[name].reshape(parameter.shape)
-                bound.append(parameter)
-        return bound
+                bound[name] = parameter
+        return [bound[segment.name] for segment in self.segments]
+
+
+def joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ascending ranges with those that follow on each other in one."""
+    result: list[tuple[int, int]] = []
+    for start, stop in ranges:
+        if result and result[-1][1] == start:
+            result[-1] = (result[-1][0], stop)
+        else:
+            result.append((start, stop))
+    return result
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _require_matches(key: str, patterns: Sequence[str], names: list[str]) -> None:
+def _require_matches(key: str, patterns: Sequence[str], names: list[str], what: str = "parameter") -> None:
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise ValueError(f"{key}: {pattern!r} matches no parameter; there are: {', '.join(names)}")
+            raise ValueError(f"{key}: {pattern!r} matches no {what}; there are: {', '.join(names)}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,6 +64,7 @@ class Dataset:
     num_groups: int = 0
     vocabulary: int | None = None
     are_images: bool = False
+    facts: Mapping[str, Any] = field(default_factory=dict)  # means, names, words: who has new samples needs them
 
     @property
     def input_shape(self) -> tuple[int, ...]:

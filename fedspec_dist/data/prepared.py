@@ -14,26 +14,27 @@ import logging
 import os
 import shutil
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from fedspec_dist.data.dataset import Dataset, Examples
 from fedspec_dist.data.files import DatasetNotFoundError, content_digest
 from fedspec_dist.data.images.arrays import Arrays
+from fedspec_dist.data.raw import RawData
 from fedspec_dist.data.temporary import remove_leftovers, temporary_name
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = "prepared 2"
+_FORMAT = "prepared 3"
 _POLL_S = 0.2
 _SAY_WHAT_FOR_AFTER_S = 10.0
 _CHUNK = 1024
-_PARTS = ("train_images", "train_labels", "test_images", "test_labels")
-_CLIENTS = "train_clients"  # a part of some
+_PARTS = ("train_inputs_0", "test_inputs_0")  # of all data sets
 
 
 class Source(Protocol):
@@ -51,48 +52,7 @@ class Source(Protocol):
         """Names the content: changes when the arrays do, and with nothing else that may differ between hosts, such as
         where files lie. Raises DatasetNotFoundError while the files are not there."""
 
-    def load(self) -> Arrays: ...
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """Normalised tensors. Images are float32 `[n, C, H, W]`, on the CPU a view of memory in the order n, H, W, C."""
-
-    train_images: Tensor
-    train_labels: Tensor  # int64 [n]
-    test_images: Tensor
-    test_labels: Tensor
-    num_classes: int
-    train_clients: Tensor | None = None  # int64 [n]: a number for each sample's client, where the data have clients
-
-    @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """Channels, height, width."""
-        channels, height, width = self.train_images.shape[1:]
-        return channels, height, width
-
-    def to(self, device: torch.device | str, image_format: torch.memory_format = torch.channels_last) -> Dataset:
-        """The same on a device; no copy where it already is. `train_clients`, for partitions only, stay."""
-        return replace(
-            self,
-            train_images=images_to(self.train_images, device, image_format),
-            train_labels=self.train_labels.to(device),
-            test_images=images_to(self.test_images, device, image_format),
-            test_labels=self.test_labels.to(device),
-        )
-
-    def hold_out(self, positions: np.ndarray) -> tuple[Dataset, Tensor, Tensor]:
-        """The data set without some of its test samples, and those: images `[n, C, H, W]`, labels `[n]`."""
-        held = torch.zeros(len(self.test_labels), dtype=torch.bool)
-        held[torch.from_numpy(positions)] = True
-        images, labels = _base(self.test_images), self.test_labels
-        rest = replace(self, test_images=_channels_last(images[~held]), test_labels=labels[~held])
-        return rest, _channels_last(images[held]), labels[held]
-
-
-def images_to(images: Tensor, device: torch.device | str, image_format: torch.memory_format) -> Tensor:
-    """`[n, C, H, W]` of a data set on a device, in memory as asked there; no copy where both already are so."""
-    return _channels_last(_base(images).to(device)).contiguous(memory_format=image_format)
+    def load(self) -> RawData | Arrays: ...
 
 
 @dataclass(frozen=True)
@@ -149,57 +109,74 @@ def normalised(images: np.ndarray, mean: tuple[float, ...], std: tuple[float, ..
     return result
 
 
-def _loaded(name: str, source: Source) -> Arrays:
+def _loaded(name: str, source: Source) -> RawData:
     try:
-        arrays = source.load()
+        given = source.load()
     except (OSError, NotImplementedError) as error:  # of a user's own; ours say it themselves
         raise ValueError(f"data.dataset: {name} cannot be loaded: {error}") from error
-    if not isinstance(arrays, Arrays):
+    if not isinstance(given, (Arrays, RawData)):
         raise ValueError(
-            f"data.dataset: load() of {name} gave a {type(arrays).__name__}; allowed is an "
-            "fedspec_dist.data.images.arrays.Arrays, which Arrays.of makes of images and labels"
+            f"data.dataset: load() of {name} gave a {type(given).__name__}; allowed is an "
+            "fedspec_dist.data.images.arrays.Arrays, which Arrays.of makes of images and labels, or an "
+            "fedspec_dist.data.raw.RawData, of any arrays"
         )
-    arrays.check(name)
-    return arrays
+    given.check(name)
+    return given.raw() if isinstance(given, Arrays) else given
 
 
 def _in_memory(name: str, source: Source) -> Dataset:
-    arrays = _loaded(name, source)
-    images = {
-        f"{split}_images": normalised(getattr(arrays, f"{split}_images"), arrays.mean, arrays.std)
-        for split in ("train", "test")
+    raw = _loaded(name, source)
+    parts = dict(_parts(raw))
+    if raw.pixels is not None:
+        parts |= {part: normalised(parts[part], *raw.pixels) for part in _PARTS}
+    return _as_dataset(parts, _facts(raw))
+
+
+def _parts(raw: RawData) -> Iterator[tuple[str, np.ndarray]]:
+    """Name of a file -> what is in it, not yet normalised. Groups that are the targets are there once."""
+    for name, split in (("train", raw.train), ("test", raw.test)):
+        for number, array in enumerate(split.inputs):
+            yield f"{name}_inputs_{number}", array
+        groups = None if split.groups is split.targets else split.groups
+        for part, values in (("targets", split.targets), ("groups", groups), ("clients", split.clients)):
+            if values is not None:
+                yield f"{name}_{part}", values
+
+
+def _facts(raw: RawData) -> dict[str, Any]:
+    """What is known of the data besides the arrays, as JSON has it."""
+    pixels = {} if raw.pixels is None else {"mean": list(raw.pixels[0]), "std": list(raw.pixels[1])}
+    return {
+        "facts": {**pixels, **(raw.facts or {})},
+        "num_outputs": raw.num_outputs,
+        "num_groups": raw.num_groups,
+        "vocabulary": raw.vocabulary,
+        "are_images": raw.pixels is not None,
+        "groups_are_targets": raw.train.groups is not None and raw.train.groups is raw.train.targets,
     }
-    return _as_dataset(images | _labels_and_clients(arrays), arrays.num_classes)
 
 
-def _labels_and_clients(arrays: Arrays) -> dict[str, np.ndarray]:
-    """Part -> what is kept as it is; the clients only where the data set has them."""
-    parts = {"train_labels": arrays.train_labels, "test_labels": arrays.test_labels}
-    return parts if arrays.train_clients is None else parts | {_CLIENTS: arrays.train_clients}
-
-
-def _as_dataset(parts: dict[str, np.ndarray], num_classes: int) -> Dataset:
+def _as_dataset(parts: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> Dataset:
     # Kernels may treat their first elements apart by alignment: torch's memory starts on a cache line, like the mapped
     # files, numpy's need not.
     tensors = {part: torch.from_numpy(np.ascontiguousarray(array)) for part, array in parts.items()}
     tensors = {part: tensor if tensor.data_ptr() % 64 == 0 else tensor.clone() for part, tensor in tensors.items()}
-    return Dataset(
-        train_images=_channels_last(tensors["train_images"]),
-        train_labels=tensors["train_labels"],
-        test_images=_channels_last(tensors["test_images"]),
-        test_labels=tensors["test_labels"],
-        num_classes=num_classes,
-        train_clients=tensors.get(_CLIENTS),
-    )
+
+    def examples(split: str) -> Examples:
+        names = sorted((part for part in tensors if part.startswith(f"{split}_inputs_")), key=_number)
+        inputs = tuple(tensors[name] for name in names)
+        if facts["are_images"]:  # n, H, W, C in memory, seen as n, C, H, W
+            inputs = tuple(tensor.permute(0, 3, 1, 2) for tensor in inputs)
+        targets = tensors.get(f"{split}_targets")
+        groups = targets if facts["groups_are_targets"] else tensors.get(f"{split}_groups")
+        return Examples(inputs, targets, groups, tensors.get(f"{split}_clients"))
+
+    known = {name: facts[name] for name in ("num_outputs", "num_groups", "vocabulary", "are_images", "facts")}
+    return Dataset(examples("train"), examples("test"), **known)
 
 
-def _channels_last(base: Tensor) -> Tensor:
-    """`[n, H, W, C]` in memory order, seen as `[n, C, H, W]`."""
-    return base.permute(0, 3, 1, 2)
-
-
-def _base(images: Tensor) -> Tensor:
-    return images.permute(0, 2, 3, 1)
+def _number(part: str) -> int:
+    return int(part.rpartition("_")[2])
 
 
 # --- the folder: <name>-<16 hex>/{*.npy, meta.json}
@@ -232,7 +209,7 @@ def _open(folder: Path) -> Dataset:
     meta = json.loads((folder / "meta.json").read_bytes())
     # Mode "c": shared with every process that maps the file, and private should anyone write.
     parts = {part: np.load(folder / f"{part}.npy", mmap_mode="c") for part in meta["sizes"]}
-    return _as_dataset(parts, meta["num_classes"])
+    return _as_dataset(parts, meta["facts"])
 
 
 def _wait(wanted: _Wanted, parent: Path) -> Path:
@@ -253,7 +230,7 @@ def _prepare(wanted: _Wanted, parent: Path) -> Path:
     remove_leftovers(parent)
     if (folder := _finished(wanted, parent)) is not None:
         return folder
-    arrays = _loaded(wanted.name, wanted.source)
+    raw = _loaded(wanted.name, wanted.source)
     content = content_digest(wanted.name, wanted.source)
     if wanted.content not in ("", content):
         raise ValueError(
@@ -263,24 +240,25 @@ def _prepare(wanted: _Wanted, parent: Path) -> Path:
     folder = replace(wanted, content=content).folder(parent)
     temporary = temporary_name(folder)
     try:
-        _write(temporary, arrays)
+        _write(temporary, raw)
         _install(temporary, folder)
     except OSError as error:
-        raise _cannot_write(folder, arrays, error) from error
+        raise _cannot_write(folder, raw, error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder
 
 
-def _write(folder: Path, arrays: Arrays) -> None:
+def _write(folder: Path, raw: RawData) -> None:
     shutil.rmtree(folder, ignore_errors=True)  # of an earlier process with this id
     folder.mkdir(parents=True)
-    for split in ("train", "test"):
-        _write_images(folder / f"{split}_images.npy", getattr(arrays, f"{split}_images"), arrays.mean, arrays.std)
-    for part, values in _labels_and_clients(arrays).items():
-        np.save(folder / f"{part}.npy", values)
+    for part, values in _parts(raw):
+        if raw.pixels is not None and part in _PARTS:
+            _write_images(folder / f"{part}.npy", values, *raw.pixels)
+        else:
+            np.save(folder / f"{part}.npy", values)
     sizes = {path.stem: path.stat().st_size for path in folder.glob("*.npy")}
-    (folder / "meta.json").write_text(json.dumps({"num_classes": arrays.num_classes, "sizes": sizes}))
+    (folder / "meta.json").write_text(json.dumps({"facts": _facts(raw), "sizes": sizes}))
 
 
 def _write_images(path: Path, images: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
@@ -317,8 +295,8 @@ def _discard(folder: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _cannot_write(folder: Path, arrays: Arrays, error: OSError) -> OSError:
-    needed = 4 * (arrays.train_images.size + arrays.test_images.size)
+def _cannot_write(folder: Path, raw: RawData, error: OSError) -> OSError:
+    needed = sum(4 * array.size for _, array in _parts(raw))
     return OSError(
         error.errno,
         f"data.root: cannot write the prepared data set {folder} ({error.strerror or error}); "

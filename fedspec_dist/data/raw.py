@@ -15,8 +15,8 @@ TARGET_TYPES = (np.int64, np.float32, np.float64)
 class Split:
     """Samples `0 .. n - 1`. `inputs` are what a model takes, in order, `[n, ...]` each.
 
-    `targets [n, ...]` are int64 (classes, words) or floating (values). `groups [n]`, int64 from 0, are what partitions by
-    label cut by and what class counts count: of a classification its targets, of other tasks whatever groups samples.
+    `targets [n, ...]` are int64 (classes, words) or floating (values). `groups [n]`, int64 from 0, are what partitions
+    by label cut by and what class counts count: of a classification its targets, of others whatever groups samples.
     `clients [n]`, int64, says whose each sample is, by the same numbers in both splits.
     """
 
@@ -48,3 +48,6 @@ class RawData:
     vocabulary: int | None = None
     pixels: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     facts: dict[str, Any] | None = None
+
+    def check(self, name: str) -> None:
+        """Raises ValueError, naming the first offending index, unless the arrays are sound."""

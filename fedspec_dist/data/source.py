@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from fedspec_dist.data.images.arrays import Arrays
+from fedspec_dist.data.raw import RawData, Split
 
 
 class Source:
@@ -25,9 +27,9 @@ class Source:
     def __init__(self, root: Path, download: bool, seed: int) -> None:
         self.root, self.seed = root.expanduser(), seed
 
-    def load(self) -> Arrays:
-        """The images and labels; `Arrays.of` makes them of most things."""
-        raise NotImplementedError("data.dataset: a class derived from Source defines load(self) -> Arrays")
+    def load(self) -> RawData | Arrays:
+        """Images and labels, of most things made by `Arrays.of`, or a `RawData` of any arrays."""
+        raise NotImplementedError("data.dataset: a class derived from Source defines load(self) -> Arrays or RawData")
 
     def fingerprint(self) -> str:
         """Names the content: changes when the arrays do. Here it is a digest of all of them, for which they are loaded;
@@ -35,10 +37,10 @@ class Source:
         return digest(self.load())
 
 
-def digest(arrays: Arrays) -> str:
-    """SHA-256 of the content of all arrays."""
+def digest(given: RawData | Arrays) -> str:
+    """SHA-256 of the content of all arrays, and of what else is said of them."""
     summed = hashlib.sha256()
-    for name, value in sorted(vars(arrays).items()):
+    for name, value in sorted(_fields(given)):
         content = (
             np.ascontiguousarray(value)
             if isinstance(value, np.ndarray)
@@ -47,3 +49,13 @@ def digest(arrays: Arrays) -> str:
         summed.update(f"{name} {content.dtype.str} {content.shape};".encode())
         summed.update(content.reshape(-1).view(np.uint8).data)
     return summed.hexdigest()
+
+
+def _fields(given: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in vars(given).items():
+        if isinstance(value, Split):
+            yield from _fields(value, f"{name}.")
+        elif name == "inputs":
+            yield from ((f"{prefix}inputs.{number}", array) for number, array in enumerate(value))
+        else:
+            yield f"{prefix}{name}", value

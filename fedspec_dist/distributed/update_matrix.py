@@ -194,6 +194,21 @@ def exchange(
     return blocks
 
 
+def gather_rows(rows: Tensor, owners: Sequence[Sequence[int]], collectives: Collectives) -> Tensor:
+    """Short rows, `[num_local_rows, n]` on each rank, in the order of all rows: `[K, n]`, on every rank.
+
+    `owners` says for each rank the places of its rows among all of them, in the order in which it holds them.
+    """
+    most = max(len(places) for places in owners)
+    padded = rows.new_zeros(most, rows.shape[1])
+    padded[: len(rows)] = rows
+    gathered = collectives.all_gather(padded, "gathering of short rows")
+    result = rows.new_zeros(sum(len(places) for places in owners), rows.shape[1])
+    for rank, places in enumerate(owners):
+        result[list(places)] = gathered[rank, : len(places)]
+    return result
+
+
 def assemble(part: Tensor, columns: Columns, collectives: Collectives) -> Tensor:
     """The whole vector `[P]` on every rank from the slices that the owners hold."""
     counts = [columns.count(rank) for rank in range(collectives.num_ranks)]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedspec_dist.core.batch import Inputs
 from fedspec_dist.fisher.products import Forward, OutputMap, jacobian_blocks
 
 
-def fisher_diagonal(forward: Forward, theta: Tensor, inputs: Tensor, root: OutputMap) -> Tensor:
+def fisher_diagonal(forward: Forward, theta: Tensor, inputs: Inputs, root: OutputMap) -> Tensor:
     """`diag(H)`, `[P]` in the dtype of `theta`: the mean over samples of `E_y (d log p(y | x) / d theta)^2`.
 
     The expectation is over the model's own distribution, so no label enters. With `H = A^T A / N`, the rows of A being
@@ -21,4 +22,4 @@ def fisher_diagonal(forward: Forward, theta: Tensor, inputs: Tensor, root: Outpu
     total = torch.zeros_like(theta)
     for rows in jacobian_blocks(forward, theta, inputs, root):
         total += rows.square().sum(0)
-    return total.div_(len(inputs))
+    return total.div_(len(inputs[0] if isinstance(inputs, tuple) else inputs))

@@ -21,7 +21,9 @@ import torch
 from torch import Tensor
 from torch.func import jacrev, jvp, vjp, vmap
 
-Forward = Callable[[Tensor, Tensor], Tensor]  # theta [P], inputs [B, ...] -> outputs [B, C]
+from fedspec_dist.core.batch import Inputs
+
+Forward = Callable[[Tensor, Inputs], Tensor]  # theta [P], inputs [B, ...] -> outputs [B, C]
 OutputMap = Callable[[Tensor, Tensor], Tensor]  # outputs [B, C], [B, C, l] -> [B, C, l]
 Product = Callable[[Tensor], Tensor]  # [P, l] -> [P, l]
 
@@ -34,7 +36,7 @@ _LARGE_BYTES = 2**29
 def fisher_product(
     forward: Forward,
     theta: Tensor,
-    inputs: Tensor,
+    inputs: Inputs,
     root: OutputMap,
     curvature: OutputMap,
     *,
@@ -55,7 +57,7 @@ def fisher_product(
     num_outputs = _num_outputs(forward, theta, inputs)
     bytes_per_sample = num_outputs * theta.nbytes
     num_fitting = memory_budget_bytes // bytes_per_sample
-    if num_fitting < len(inputs) and num_outputs > num_columns:
+    if num_fitting < _count(inputs) and num_outputs > num_columns:
         return matrix_free(forward, theta, inputs, curvature)
     max_kept = max(num_fitting, spare_bytes // bytes_per_sample)
     return from_jacobians(forward, theta, inputs, root, max_kept=max_kept)
@@ -64,7 +66,7 @@ def fisher_product(
 def from_jacobians(
     forward: Forward,
     theta: Tensor,
-    inputs: Tensor,
+    inputs: Inputs,
     root: OutputMap,
     chunk_size: int | None = None,
     *,
@@ -81,36 +83,37 @@ def from_jacobians(
     num_outputs = _num_outputs(forward, theta, inputs)
     bytes_per_sample = num_outputs * theta.nbytes
     rows = _row_maker(forward, root, num_outputs, chunk_size or _chunk_size(theta, bytes_per_sample))
-    num_kept = len(inputs) if max_kept is None else min(max_kept, len(inputs))
+    num_samples = _count(inputs)
+    num_kept = num_samples if max_kept is None else min(max_kept, num_samples)
     block_size = _block_size(theta, bytes_per_sample)
-    if theta.device.type != "cpu" and num_kept < len(inputs):
+    if theta.device.type != "cpu" and num_kept < num_samples:
         num_kept -= num_kept % block_size
-    kept = [rows(theta, block) for block in inputs[:num_kept].split(block_size)] if num_kept else []
-    again = inputs[num_kept:].split(block_size) if num_kept < len(inputs) else ()
+    kept = [rows(theta, block) for block in _blocks(inputs, block_size, 0, num_kept)]
+    again = list(_blocks(inputs, block_size, num_kept, num_samples))
 
     def product(columns: Tensor) -> Tensor:
         total = torch.zeros_like(columns)
         for block_rows in chain(kept, (rows(theta, block) for block in again)):
             total.addmm_(block_rows.T, block_rows @ columns)
-        return total.div_(len(inputs))
+        return total.div_(num_samples)
 
     return product
 
 
-def jacobian_blocks(forward: Forward, theta: Tensor, inputs: Tensor, root: OutputMap) -> Iterator[Tensor]:
+def jacobian_blocks(forward: Forward, theta: Tensor, inputs: Inputs, root: OutputMap) -> Iterator[Tensor]:
     """The rows of all `F_n J_n`, `[n * C, P]` for some samples at a time, made when asked for."""
     _require_samples(inputs)
     theta = theta.detach()
     num_outputs = _num_outputs(forward, theta, inputs)
     bytes_per_sample = num_outputs * theta.nbytes
     rows = _row_maker(forward, root, num_outputs, _chunk_size(theta, bytes_per_sample))
-    return (rows(theta, block) for block in inputs.split(_block_size(theta, bytes_per_sample)))
+    return (rows(theta, block) for block in _blocks(inputs, _block_size(theta, bytes_per_sample)))
 
 
 def matrix_free(
     forward: Forward,
     theta: Tensor,
-    inputs: Tensor,
+    inputs: Inputs,
     curvature: OutputMap,
     chunk_size: int = 64,
     *,
@@ -123,7 +126,7 @@ def matrix_free(
     _require_samples(inputs)
     theta = theta.detach()
 
-    def block_product(block: Tensor, tangent: Tensor) -> Tensor:
+    def block_product(block: Inputs, tangent: Tensor) -> Tensor:
         def outputs_at(parameters: Tensor) -> Tensor:
             return forward(parameters, block)
 
@@ -135,27 +138,27 @@ def matrix_free(
 
     def product(columns: Tensor) -> Tensor:
         total = torch.zeros_like(columns)
-        for block in inputs.split(chunk_size):
+        for block in _blocks(inputs, chunk_size):
             total += over_columns(block, columns)
-        return total.div_(len(inputs))
+        return total.div_(_count(inputs))
 
     return product
 
 
 def _row_maker(
     forward: Forward, root: OutputMap, num_outputs: int, chunk_size: int
-) -> Callable[[Tensor, Tensor], Tensor]:
+) -> Callable[[Tensor, Inputs], Tensor]:
     """`(theta, inputs [B, ...]) -> [B * C, P]`, the rows of `F_n J_n`."""
 
-    def outputs_twice(theta: Tensor, sample: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = forward(theta, sample.unsqueeze(0)).squeeze(0)
+    def outputs_twice(theta: Tensor, sample: Inputs) -> tuple[Tensor, Tensor]:
+        outputs = forward(theta, _each(sample, lambda part: part.unsqueeze(0))).squeeze(0)
         return outputs, outputs
 
     per_sample = vmap(jacrev(outputs_twice, has_aux=True), in_dims=(None, 0), randomness="different")
 
-    def rows(theta: Tensor, inputs: Tensor) -> Tensor:
-        result = theta.new_empty(len(inputs), num_outputs, len(theta))
-        for part, chunk in zip(result.split(chunk_size), inputs.split(chunk_size), strict=True):
+    def rows(theta: Tensor, inputs: Inputs) -> Tensor:
+        result = theta.new_empty(_count(inputs), num_outputs, len(theta))
+        for part, chunk in zip(result.split(chunk_size), _blocks(inputs, chunk_size), strict=True):
             jacobian, outputs = per_sample(theta, chunk)
             part.copy_(root(outputs, jacobian))
         return result.flatten(0, 1)
@@ -171,11 +174,27 @@ def _block_size(theta: Tensor, bytes_per_sample: int) -> int:
     return max(1, _BLOCK_BYTES.get(theta.device.type, _LARGE_BYTES) // bytes_per_sample)
 
 
-def _num_outputs(forward: Forward, theta: Tensor, inputs: Tensor) -> int:
+def _num_outputs(forward: Forward, theta: Tensor, inputs: Inputs) -> int:
     with torch.no_grad():
-        return forward(theta, inputs[:1]).shape[-1]
+        return forward(theta, _each(inputs, lambda part: part[:1])).shape[-1]
 
 
-def _require_samples(inputs: Tensor) -> None:
-    if len(inputs) == 0:
+def _require_samples(inputs: Inputs) -> None:
+    if _count(inputs) == 0:
         raise ValueError("fisher: the Fisher matrix of a data set without samples is not defined")
+
+
+def _count(inputs: Inputs) -> int:
+    return len(inputs[0] if isinstance(inputs, tuple) else inputs)
+
+
+def _each(inputs: Inputs, function: Callable[[Tensor], Tensor]) -> Inputs:
+    return tuple(function(part) for part in inputs) if isinstance(inputs, tuple) else function(inputs)
+
+
+def _blocks(inputs: Inputs, size: int, start: int = 0, stop: int | None = None) -> Iterator[Inputs]:
+    """The samples from `start` to before `stop`, so many at a time."""
+    stop = _count(inputs) if stop is None else stop
+    for place in range(start, stop, size):
+        inside = slice(place, min(place + size, stop))
+        yield _each(inputs, lambda part, inside=inside: part[inside])  # type: ignore[misc]

@@ -117,6 +117,7 @@ def write_account(
         runtime.backend if runtime.num_ranks > 1 else _device_name(runtime.device),
     )
     write_text(folder.config, config.to_yaml())
+    write_json(folder.path / "data.json", {"input_shape": list(dataset.input_shape), **dataset.facts})
     plugins = sorted({*config.plugins, *used_plugins(config)})
     try:
         copy_sources(plugins, folder.plugins)

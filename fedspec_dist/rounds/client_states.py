@@ -17,7 +17,6 @@ from fedspec_dist.distributed.collectives import Collectives
 
 # A checkpoint's files of client states, and what travels to rank 0 at a time.
 _CHUNK_BYTES = 256 * 2**20
-_FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -30,21 +29,21 @@ class Move:
 
 
 class ClientStates:
-    """Some vectors `[P]`, float32, of every client that has reported before, together `[S, P]`.
+    """A vector `[size]` of every client that has reported before.
 
-    Every rank calls every method, with the same cohort and plan. Without vectors nothing is exchanged.
+    Every rank calls every method, with the same cohort and plan. With size 0 nothing is exchanged.
     """
 
-    def __init__(self, names: Sequence[str], num_parameters: int, num_clients: int, collectives: Collectives) -> None:
-        self.names = tuple(names)
-        self._shape = (len(names), num_parameters)
+    def __init__(self, size: int, dtype: torch.dtype, num_clients: int, collectives: Collectives) -> None:
+        self.size = size
+        self._dtype = dtype
         self._num_clients = num_clients
         self._collectives = collectives
         self._home: dict[int, Tensor] = {}
 
     def fetch(self, cohort: Sequence[int], plan: Sequence[Sequence[int]]) -> dict[int, Tensor]:
-        """Client -> `[S, P]` on the CPU, of the clients that this rank trains and that have a state."""
-        if not self.names:
+        """Client -> `[size]` on the CPU, of the clients that this rank trains and that have a state."""
+        if not self.size:
             return {}
         known = set(self._known(cohort))
         trainers = [(cohort[p], rank) for rank, positions in enumerate(plan) for p in positions]
@@ -55,35 +54,35 @@ class ClientStates:
         cohort: Sequence[int],
         plan: Sequence[Sequence[int]],
         kept: Collection[int],  # positions in the cohort of the clients that reported
-        new: Mapping[int, Tensor],  # client -> [S, P], of those that this rank trained
+        new: Mapping[int, Tensor],  # client -> [size], of those that this rank trained
     ) -> None:
         """Keep the new states at home."""
-        if not self.names:
+        if not self.size:
             return
         trainers = [(cohort[p], rank) for rank, positions in enumerate(plan) for p in positions if p in kept]
         self._home |= self._travel([Move(c, rank, self._home_of(c)) for c, rank in trainers], new)
 
     def chunks(self) -> Iterator[dict[int, Tensor]]:
         """The states of all clients in ascending order, some at a time: on rank 0, empty elsewhere."""
-        if not self.names:
+        if not self.size:
             return
         everyone = self._known(range(self._num_clients))
-        size = max(1, _CHUNK_BYTES // (self._shape[0] * self._shape[1] * _FLOAT_BYTES))
-        for start in range(0, len(everyone), size):
-            moves = [Move(client, self._home_of(client), 0) for client in everyone[start : start + size]]
+        together = max(1, _CHUNK_BYTES // (self.size * self._dtype.itemsize))
+        for start in range(0, len(everyone), together):
+            moves = [Move(client, self._home_of(client), 0) for client in everyone[start : start + together]]
             yield self._travel(moves, self._home)
 
     def restore(self, chunks: Iterable[Mapping[int, Tensor]]) -> None:
         """Take back what `chunks` gave, at this or another number of ranks; only rank 0's argument is looked at."""
-        if not self.names:
+        if not self.size:
             return
         collectives = self._collectives
         for chunk in chunks if collectives.rank == 0 else repeat({}):
             for client, state in chunk.items():
-                if state.shape != self._shape:
+                if state.numel() != self.size:
                     raise ValueError(
-                        f"the checkpoint has {tuple(state.shape)} numbers of client {client}, but this version of the "
-                        f"local method keeps {self._shape}; start over with --fresh"
+                        f"the checkpoint has {state.numel()} numbers of client {client}, but what clients keep in this "
+                        f"version has {self.size}; start over with --fresh"
                     )
             ids = torch.zeros(self._num_clients, dtype=torch.uint8)
             ids[list(chunk)] = 1
@@ -93,6 +92,10 @@ class ClientStates:
                 return
             self._home |= self._travel([Move(client, 0, self._home_of(client)) for client in clients], chunk)
         collectives.broadcast(torch.zeros(self._num_clients, dtype=torch.uint8), "restoring of client states")
+
+    def at_home(self, client: int) -> Tensor | None:
+        """What a client keeps whose home this rank is; None if it has not reported before."""
+        return self._home.get(client)
 
     def _home_of(self, client: int) -> int:
         return client % self._collectives.num_ranks
@@ -106,14 +109,15 @@ class ClientStates:
     def _travel(self, moves: Sequence[Move], states: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """Carry out the moves from `states`, which every source has; what has arrived here, on the CPU."""
         rank, num_ranks = self._collectives.rank, self._collectives.num_ranks
-        nothing = torch.zeros(0)
+        nothing = torch.zeros(0, dtype=self._dtype)
         outgoing = [[states[m.client] for m in moves if (m.source, m.target) == (rank, to)] for to in range(num_ranks)]
         incoming = [[m.client for m in moves if (m.source, m.target) == (come, rank)] for come in range(num_ranks)]
-        size = self._shape[0] * self._shape[1]
         send = [torch.cat([state.reshape(-1).cpu() for state in part]) if part else nothing for part in outgoing]
-        received = self._collectives.all_to_all(send, [len(part) * size for part in incoming], "moving client states")
+        received = self._collectives.all_to_all(
+            send, [len(part) * self.size for part in incoming], "moving client states"
+        )
         return {
             client: state.clone()  # a view would keep what came with it in memory
             for clients, data in zip(incoming, received, strict=True)
-            for client, state in zip(clients, data.reshape(-1, *self._shape), strict=True)
+            for client, state in zip(clients, data.reshape(-1, self.size), strict=True)
         }

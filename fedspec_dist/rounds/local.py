@@ -4,60 +4,59 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedspec_dist.clients.executors.sequential import largest_entry
+from fedspec_dist.clients.executors.base import ClientReport, ClientWork, Rows, Sent, largest_entry
 from fedspec_dist.config import Config
 from fedspec_dist.core import seeding
 from fedspec_dist.core.cohort import Clients
 from fedspec_dist.core.draws import keyed
 from fedspec_dist.distributed.collectives import Collectives
-from fedspec_dist.fisher.sketch import NonFiniteFisherError
 from fedspec_dist.processes.runtime import Runtime
 from fedspec_dist.rounds.divergence import NonFiniteModelError, NonFiniteUpdateError
 from fedspec_dist.rounds.federation import Federation
-from fedspec_dist.rounds.sampling import Workload, client_work, send
+from fedspec_dist.rounds.sampling import Workload
 from fedspec_dist.rounds.server import LocalRows, RoundFacts
-from fedspec_dist.rounds.stage import FISHER_DIAGONAL, Stage
+from fedspec_dist.rounds.stage import Stage
 
 log = logging.getLogger(__name__)
 
-# Columns of the table that ranks exchange, before the eigenvalues: what the executor returns, and the sketch's rank.
+# Columns of the table that ranks exchange, before the eigenvalues: the numbers of a report, and the sketch's rank.
 _LOSS, _ENERGY_REMOVED, _LARGEST, _SKETCH_RANK = range(4)
 _NUM_SCALARS = 4
 
 
-@dataclass
+@dataclass(frozen=True)
 class LocalResult:
-    """Rows of this rank's clients, in the order in which they were trained. Nothing here has left the device."""
+    """Of this rank's clients, in the order in which they were trained. Nothing here has left the device."""
 
-    updates: Tensor  # [num_local, columns.padded]
-    uploads: dict[str, Tensor] = field(default_factory=dict)  # of the same shape each
-    scalars: list[Tensor] = field(default_factory=list)  # each [3], see the executor
-    sketches: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # eigenvalues [r], rows [r, P]
-    states: dict[int, Tensor] = field(default_factory=dict)  # client -> [S, P], what it would keep
+    rows: Rows
+    reports: Sequence[ClientReport]
+    states: Mapping[int, Tensor]  # client -> what it would keep
     complete: bool = True  # False when a request to stop came in between
 
-    def rows(self, kept: Sequence[int], with_sketches: bool) -> LocalRows:
+    def of(self, kept: Sequence[int], with_sketches: bool) -> LocalRows:
         """The rows of the clients at the local places `kept`."""
-        everybody = len(kept) == len(self.updates)
-        updates, uploads = (
-            self.updates if everybody else self.updates[list(kept)],
-            {name: rows if everybody else rows[list(kept)] for name, rows in self.uploads.items()},
-        )
+        everybody = len(kept) == len(self.rows.updates)
+
+        def chosen(table: Tensor) -> Tensor:
+            return table if everybody else table[list(kept)]
+
+        updates = chosen(self.rows.updates)
+        uploads = {name: chosen(table) for name, table in self.rows.uploads.items()}
+        buffers = None if self.rows.buffers is None else chosen(self.rows.buffers)
         if not with_sketches:
-            return LocalRows(updates, uploads)
-        padded = updates.shape[1]
-        parts = [self.sketches[place][1] for place in kept]
-        sketches = updates.new_zeros(sum(len(part) for part in parts), padded)
+            return LocalRows(updates, uploads, buffers=buffers)
+        parts = [self.rows.sketches[place][1] for place in kept]
+        sketches = updates.new_zeros(sum(len(part) for part in parts), updates.shape[1])
         if parts:
             stacked = torch.cat(parts)
             sketches[:, : stacked.shape[1]] = stacked
-        return LocalRows(updates, uploads, sketches)
+        return LocalRows(updates, uploads, sketches, buffers)
 
 
 def train_clients(
@@ -65,64 +64,35 @@ def train_clients(
     runtime: Runtime,
     federation: Federation,
     stage: Stage,
-    theta: Tensor,
-    round_index: int,
+    sent: Sent,
     work: Sequence[tuple[int, Workload]],  # clients, and how much each will do
-    states: Mapping[int, Tensor],  # client -> [S, P], of those that have been here before
+    states: Mapping[int, Tensor],  # client -> what it kept, of those that have been here before
 ) -> LocalResult:
-    """Train these clients from `theta`, one after the other; between two clients a request to stop is heeded."""
+    """Train these clients from what they are sent; between two clients a request to stop is heeded."""
+    rows, round_index = stage.rows(len(work)), sent.round_index
+    at_work: list[int] = []
 
-    def rows() -> Tensor:
-        return theta.new_zeros(len(work), stage.columns.padded)
+    def clients() -> Iterator[ClientWork]:
+        for client, load in work:
+            at_work.append(client)
+            yield stage.work(round_index, client, load, states.get(client))
 
-    result = LocalResult(rows(), {name: rows() for name in stage.uploads})
-    stage.executor.receive(stage.server.broadcast)
-    for place, (client, load) in enumerate(work):
-        if runtime.stop:
-            result.complete = False
-            break
-        samples = federation.clients[client]
-        batches = client_work(
-            config.seed,
-            round_index,
-            client,
-            samples,
-            federation.class_counts[client],
-            load,
-            stage.augmentation,
-            runtime.device,
-        )
-        try:
-            # Of the model, if it has dropout, and of whatever a plugin draws in a hook.
-            with keyed(runtime.device, config.seed, "client", round_index, client):
-                sketched = True
-                if stage.sketcher is not None:
-                    # The same for all clients, as published.
-                    seed = seeding.torch_seed(config.seed, "sketch", round_index)
-                    try:
-                        result.sketches.append(stage.sketcher.sketch(theta, batches.samples, seed))
-                    except NonFiniteFisherError:
-                        sketched = False
-                        result.sketches.append((theta.new_zeros(0), theta.new_zeros(0, len(theta))))
-                update = result.updates[place, : len(theta)]
-                sent = {name: table[place, : len(theta)] for name, table in result.uploads.items()}
-                own = send(states[client], runtime.device) if client in states else None
-                scalars = stage.executor.train(batches, theta, stage.lr(round_index), update, own=own, uploads=sent)
-                if stage.states.names:
-                    result.states[client] = stage.executor.kept()
-                if stage.fisher is not None:
-                    sent[FISHER_DIAGONAL].copy_(stage.fisher.diagonal(theta + update, batches.samples))
-                    scalars[_LARGEST] = torch.maximum(scalars[_LARGEST], largest_entry(sent[FISHER_DIAGONAL]).double())
-                if client in federation.attackers:  # last, so that all else that it sends and keeps is honest
-                    stage.attack.spoil(update, seeding.torch_seed(config.seed, "attack", round_index, client))
-                    scalars[_LARGEST] = torch.maximum(scalars[_LARGEST], largest_entry(update).double())
-                if not sketched:  # told to all ranks like an update that is not finite
-                    scalars[_LARGEST] = math.inf
-                result.scalars.append(scalars)
-        except Exception:
-            log.error("client %d failed in round %d on rank %d", client, round_index + 1, runtime.rank)
-            raise
-    return result
+    try:
+        reports = stage.executor.train(sent, clients(), rows, lambda: bool(runtime.stop))
+    except Exception:
+        if at_work:
+            log.error("client %d failed in round %d on rank %d", at_work[-1], round_index + 1, runtime.rank)
+        raise
+    for place, report in enumerate(reports):
+        client = work[place][0]
+        if client in federation.attackers:  # last, so that all else that it sends and keeps is honest
+            update = rows.updates[place, : stage.layout.num_shared]
+            with keyed(runtime.device, config.seed, "client's attack", round_index, client):
+                stage.attack.spoil(update, seeding.torch_seed(config.seed, "attack", round_index, client))
+            reports[place] = report.with_largest(largest_entry(update))
+    kept = {client: report.kept for (client, _), report in zip(work, reports, strict=False)}
+    states = {client: state for client, state in kept.items() if state is not None}
+    return LocalResult(rows, reports, states, complete=len(reports) == len(work))
 
 
 @dataclass(frozen=True)
@@ -190,11 +160,11 @@ def share_results(
 ) -> CohortReport:
     """One table with a row per client and rank, gathered by all: `max_rank` is the most eigenvalues of a client."""
     height = max(len(positions) for positions in plan) + 1
-    table = torch.zeros(height, _NUM_SCALARS + max_rank, dtype=torch.float64, device=result.updates.device)
+    table = torch.zeros(height, _NUM_SCALARS + max_rank, dtype=torch.float64, device=result.rows.updates.device)
     table[0, 0] = float(not result.complete)
-    for place, values in enumerate(result.scalars):
-        table[place + 1, :_SKETCH_RANK] = values
-    for place, (eigenvalues, _) in enumerate(result.sketches):
+    for place, report in enumerate(result.reports):
+        table[place + 1, :_SKETCH_RANK] = report.numbers
+    for place, (eigenvalues, _) in enumerate(result.rows.sketches):
         table[place + 1, _SKETCH_RANK] = len(eigenvalues)
         table[place + 1, _NUM_SCALARS : _NUM_SCALARS + len(eigenvalues)] = eigenvalues
     tables = collectives.all_gather(table, "gathering of client results").cpu()

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedspec_dist.config import Config
 from fedspec_dist.core.draws import keyed
 from fedspec_dist.distributed.assignment import assign
-from fedspec_dist.distributed.collectives import checksum
+from fedspec_dist.distributed.collectives import bits_sum, checksum
 from fedspec_dist.processes.runtime import Runtime
 from fedspec_dist.rounds.checkpoint import SavedState, save
 from fedspec_dist.rounds.divergence import server_fault
-from fedspec_dist.rounds.evaluation import evaluate
+from fedspec_dist.rounds.evaluation import evaluate, evaluate_clients, over_clients
 from fedspec_dist.rounds.federation import Federation
 from fedspec_dist.rounds.local import share_results, train_clients
 from fedspec_dist.rounds.phases import Phases
@@ -25,7 +28,7 @@ from fedspec_dist.rounds.stage import Stage
 from fedspec_dist.rounds.timing import Clock, share_totals
 from fedspec_dist.runs.folder import RunFolder
 from fedspec_dist.runs.identity import Identity
-from fedspec_dist.runs.trackers.metrics import Tracker
+from fedspec_dist.runs.trackers.metrics import ClientTracker, Tracker
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Job:
     folder: RunFolder
     tracker: Tracker
     identity: Identity = field(default_factory=Identity)  # of the data and the sources
+    client_tracker: ClientTracker = field(default_factory=ClientTracker)
 
 
 def train(job: Job, completed: int) -> int:
@@ -60,7 +64,6 @@ def train(job: Job, completed: int) -> int:
 
         # Which methods, which clients, who trains them: every rank works it out alike, without a word exchanged.
         stage = job.phases.enter(index)
-        theta = stage.theta.clone()
         sampled = sample_cohort(config, index, federation.population)
         cohort = reporting(config, index, sampled)
         loads = stage.loads(index, cohort)
@@ -73,30 +76,33 @@ def train(job: Job, completed: int) -> int:
 
         # Local training. No rank waits; a rank without clients goes straight on.
         work = [(cohort[p], loads[p]) for p in mine]
-        local = train_clients(config, runtime, federation, stage, theta, index, work, states)
+        sent = stage.sent(index)
+        local = train_clients(config, runtime, federation, stage, sent, work, states)
         clock.lap("train")
 
         # All ranks wait: how each client fared, and whether a request to stop ended somebody's training half-way.
         clients = stage.clients(index, cohort, loads)
         report = share_results(local, cohort, clients, plan, stage.max_rank, collectives)
         clock.lap("wait")
+        shared, buffers = stage.theta[: stage.layout.num_shared], sent.buffers
         if report.stopped:
-            stage.theta.copy_(theta)
+            stage.move(shared, buffers)
             break
-        kept = report.finite(config.runtime.on_nonfinite, index + 1, partial(server_fault, theta, stage.phase))
+        kept = report.finite(config.runtime.on_nonfinite, index + 1, partial(server_fault, shared, stage.phase))
 
         # All ranks wait: what clients keep goes home; rows of own clients become own columns of all clients.
         diagnostics: dict[str, float] = {}
         if kept:
             stage.states.store(cohort, plan, kept, local.states)
             facts = report.facts(kept)
-            rows = local.rows([place for place, p in enumerate(mine) if p in kept], stage.sketcher is not None)
-            matrices = stage.server.exchange(rows, facts, theta)
+            rows = local.of([place for place, p in enumerate(mine) if p in kept], stage.sketches)
+            matrices = stage.server.exchange(rows, facts, shared)
             clock.lap("exchange")
             # All ranks wait: sums over column blocks, then the slices of the new model.
             with runtime.stop.uncut(f"the server's part of round {index + 1}"):
-                theta, diagnostics = stage.server.step(theta, matrices, index)
-        stage.theta.copy_(theta)
+                shared, diagnostics = stage.server.step(shared, matrices, index)
+            buffers = with_mean(buffers, stage.server.buffers)
+        stage.move(shared, buffers)
         clock.lap("aggregate")
         completed += 1
         del local  # whose rows, like the matrices, are as large as all updates together
@@ -106,20 +112,12 @@ def train(job: Job, completed: int) -> int:
         # All ranks wait: the new model on each rank's blocks of the test set.
         scores: dict[str, float] = {}
         if completed % config.eval.every == 0 or completed == config.rounds:
-            dataset = federation.dataset
-            scores = evaluate(
-                job.phases.module,
-                stage.task,
-                dataset.test_images,
-                dataset.test_labels,
-                config.eval.batch_size,
-                collectives,
-                partial(keyed, runtime.device, config.seed, "evaluation", completed),
-            )
+            scores = test(job, stage, completed)
         clock.lap("eval")
 
         # All ranks wait: times, bytes, requests to stop, whether all have the same. Rank 0 writes the round down.
-        checks = stage.server.checks(stage.theta, everywhere)
+        known = everywhere if buffers is None else checksum([everywhere, bits_sum(buffers)])
+        checks = stage.server.checks(stage.theta, known)
         totals = share_totals(clock, collectives.bytes_sent - bytes_before, bool(runtime.stop), checks, collectives)
         require_agreement(totals.checks, completed)
         record = {
@@ -139,6 +137,39 @@ def train(job: Job, completed: int) -> int:
     if saved != completed:
         checkpoint(job, job.phases.enter(completed), completed)
     return completed
+
+
+def test(job: Job, stage: Stage, completed: int) -> dict[str, float]:
+    """The metrics of the model after so many rounds; every rank calls it. Those of each client go to a file."""
+    config, federation, runtime = job.config, job.federation, job.runtime
+    module, dataset, block_size = job.phases.module, federation.dataset, config.eval.batch_size
+
+    def draws(purpose: str) -> Callable[[int], AbstractContextManager[None]]:
+        return partial(keyed, runtime.device, config.seed, purpose, completed)
+
+    scores: dict[str, float] = {}
+    if "global" in config.eval.on:
+        found = evaluate(module, stage.task, dataset.test, block_size, runtime.collectives, draws("evaluation"))
+        scores |= {f"test_{name}": value for name, value in found.items()}
+    if federation.held_out is not None:
+        found = evaluate(module, stage.task, federation.held_out, block_size, runtime.collectives, draws("validation"))
+        scores |= {f"val_{name}": value for name, value in found.items()}
+    if "clients" in config.eval.on:
+        examples, owned = federation.own_samples
+        with stage.shown(stage.sent(completed)) as show:
+            each = evaluate_clients(
+                module, stage.task, examples, owned, show, block_size, runtime.collectives, draws("clients")
+            )
+        job.client_tracker.log(completed, {c: {"num_samples": len(owned[c]), **row} for c, row in each.items()})
+        scores |= over_clients(each, stage.task.headline)
+    return scores
+
+
+def with_mean(buffers: Tensor | None, mean: Tensor | None) -> Tensor | None:
+    """What is averaged of the buffers `[size]` takes the values of its mean `[n]`; counts stay."""
+    if buffers is None or mean is None:
+        return buffers
+    return torch.cat([mean, buffers[len(mean) :]])
 
 
 def checkpoint(job: Job, stage: Stage, completed: int) -> None:

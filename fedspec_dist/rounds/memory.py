@@ -12,14 +12,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fedspec_dist.clients.sketching import FISHER_DIAGONAL
 from fedspec_dist.config import Config, Phase
 from fedspec_dist.core.parameters import ParameterLayout
+from fedspec_dist.data.dataset import Examples
 from fedspec_dist.distributed.columns import Columns
 from fedspec_dist.rounds.federation import Federation
-from fedspec_dist.rounds.stage import FISHER_DIAGONAL, aggregator_needs, cut_columns, filtered_layers, make_algorithm
+from fedspec_dist.rounds.stage import aggregator_needs, cut_columns, filtered_layers, make_algorithm
 from fedspec_dist.rounds.stage import max_rank as max_rank_of
 
-_FLOAT_BYTES = 4
+_FLOAT_BYTES = {"float32": 4, "float64": 8}
 _PROCESS_BYTES = 560_000_000  # python with torch, once a model of any size has been trained
 _CUDA_BYTES = 800_000_000  # a context with its kernels, and NCCL's buffers; an estimate, not measured
 # Copies of the layers of one form that a filter makes while it works, and one that it keeps.
@@ -42,22 +44,25 @@ class Work:
     cohort: int  # clients
     num_clients: int  # of them, that this rank trains
     largest_client: int  # samples
-    num_classes: int
+    num_outputs: int
     states: int  # clients whose home it is
     population: int  # all clients
 
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes that a model takes for one image."""
+    """Bytes that a model takes for one sample."""
 
     trained: int  # kept for the backward pass
     evaluated: int  # of the largest layer, its input and output
 
     @classmethod
-    def of(cls, module: nn.Module, images: Tensor) -> Activations:
-        """Measured on some images; the model is left as it was."""
-        images = images[:_SAMPLES_TRIED].clone()  # in memory of its own, which is counted
+    def of(cls, module: nn.Module, examples: Examples) -> Activations:
+        """Measured on some samples; the model is left as it was."""
+        batch = examples.batch(
+            torch.arange(min(_SAMPLES_TRIED, len(examples)))
+        )  # in memory of its own, which is counted
+        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
         kept: dict[int, int] = {}
         largest = [0]
         parameters = {p.untyped_storage().data_ptr() for p in module.parameters()}
@@ -75,11 +80,15 @@ class Activations:
         handles = [layer.register_forward_hook(see) for layer in module.modules()]
         was_training = module.training
         with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            outputs = module.train()(images)  # alive until all is counted: freed memory may be given out twice
+            module.train()
+            outputs = batch.through(module)  # alive until all is counted: freed memory may be given out twice
         module.train(was_training)
+        for name, buffer in module.named_buffers():
+            buffer.copy_(buffers[name])
+        del outputs
         for handle in handles:
             handle.remove()
-        return cls(sum(kept.values()) // len(outputs), largest[0] // len(outputs))
+        return cls(sum(kept.values()) // len(batch), largest[0] // len(batch))
 
 
 def held(
@@ -98,13 +107,14 @@ def held(
     columns, while the server works, while the model is tested and while a checkpoint is written. What clients keep is
     counted as once all have taken part.
     """
-    columns = cut_columns(config, phase, len(layout), num_ranks, work.population)
+    shared = layout.shared
+    columns = cut_columns(config, phase, len(shared), num_ranks, work.population)
     own = columns.count(rank) * columns.width
     rank_of_sketches = max_rank_of(phase)
     stays = _stays(phase, layout, columns, own, work)
     sent = 1 + len(make_algorithm(phase).uploads) + (FISHER_DIAGONAL in aggregator_needs(phase))
     rows = work.num_clients * sent * columns.padded
-    sketches = work.num_clients * rank_of_sketches * len(layout)  # at most; as the clients made them
+    sketches = work.num_clients * rank_of_sketches * len(shared)  # at most; as the clients made them
     blocks = work.cohort * (sent + rank_of_sketches) * own
     moving = work.num_clients * max(1, rank_of_sketches) * columns.padded  # one matrix at a time
     arriving = work.cohort * max(1, rank_of_sketches) * own if num_ranks > 1 else 0
@@ -119,14 +129,14 @@ def held(
         "training": min(batch, work.largest_client) * activations.trained + _curvature(config, phase, layout, work),
         "evaluation": config.eval.batch_size * activations.evaluated,
     }
-    largest = max(_FLOAT_BYTES * moments.get(name, 0) + more.get(name, 0) for name in {*moments, *more})
-    return _FLOAT_BYTES * stays + largest + data_bytes(federation) + _PROCESS_BYTES + _device_bytes(config)
+    float_bytes = _FLOAT_BYTES[config.runtime.dtype]
+    largest = max(float_bytes * moments.get(name, 0) + more.get(name, 0) for name in {*moments, *more})
+    return float_bytes * stays + largest + data_bytes(federation) + _PROCESS_BYTES + _device_bytes(config)
 
 
 def data_bytes(federation: Federation) -> int:
     """Of the data set as every rank has it; on CPUs, the ranks of a host share what was read from files."""
-    dataset = federation.dataset
-    return sum(t.nbytes for t in (dataset.train_images, dataset.test_images, dataset.train_labels, dataset.test_labels))
+    return federation.dataset.train.nbytes + federation.dataset.test.nbytes
 
 
 def _stays(phase: Phase, layout: ParameterLayout, columns: Columns, own: int, work: Work) -> int:
@@ -171,10 +181,11 @@ def _curvature(config: Config, phase: Phase, layout: ParameterLayout, work: Work
     """Bytes of Jacobians and of the matrix that a sketch iterates."""
     if not max_rank_of(phase):
         return _JACOBIAN_BLOCK_BYTES if FISHER_DIAGONAL in aggregator_needs(phase) else 0
-    all_jacobians = _FLOAT_BYTES * work.largest_client * work.num_classes * len(layout)
+    float_bytes = _FLOAT_BYTES[config.runtime.dtype]
+    all_jacobians = float_bytes * work.largest_client * work.num_outputs * len(layout)
     kept = min(all_jacobians, config.runtime.sketch_memory_mb * 2**20)
     width = max_rank_of(phase) + getattr(phase.server.aggregator, "oversampling", 0)
-    return kept + _JACOBIAN_BLOCK_BYTES + _SKETCH_COPIES * _FLOAT_BYTES * width * len(layout)
+    return kept + _JACOBIAN_BLOCK_BYTES + _SKETCH_COPIES * float_bytes * width * len(layout)
 
 
 def _device_bytes(config: Config) -> int:

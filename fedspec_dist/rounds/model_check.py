@@ -1,4 +1,4 @@
-"""What a model must be like for a federated run, tried on two images before the first round."""
+"""What a model must be like for a federated run, tried on two samples before the first round."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from fedspec_dist.config import Config
-from fedspec_dist.data.prepared import Dataset
+from fedspec_dist.core.batch import Batch
+from fedspec_dist.data.dataset import Dataset
+from fedspec_dist.tasks.base import Task
 
 
-def check_model(config: Config, model: Any, dataset: Dataset) -> None:
-    """Raises ValueError unless the model gives a number for each class, and training changes its parameters only."""
+def check_model(config: Config, model: Any, dataset: Dataset, task: Task) -> None:
+    """Raises ValueError unless the model's loss is a number that training can follow."""
     name = config.model.type
     if not isinstance(model, nn.Module):
         raise ValueError(f"model: {name} made a {type(model).__name__}; allowed is a torch.nn.Module")
@@ -26,44 +28,53 @@ def check_model(config: Config, model: Any, dataset: Dataset) -> None:
         )
     if not any(True for _ in model.parameters()):
         raise ValueError(f"model: {name} has no parameters; there is nothing to train")
-    images = dataset.train_images[:2]
-    if len(images) < 2:  # a norm over the batch needs two
-        images = torch.cat([images, images])
+    _check_types(config, name, model)
+    positions = torch.arange(2) % len(dataset.train)  # a norm over the batch needs two
+    batch = dataset.train.batch(positions)
     tried = deepcopy(model).train()
-    before = {key: buffer.clone() for key, buffer in tried.named_buffers()}
-    with torch.no_grad():
-        outputs = _outputs(name, tried, images)
-    expected = (2, dataset.num_classes)
-    if not isinstance(outputs, Tensor) or tuple(outputs.shape) != expected:
-        found = f"shape {list(outputs.shape)}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
+    if config.runtime.dtype == "float64":
+        tried.double()
+    with _Explained(name, batch):
+        outputs = task.outputs(tried, batch)
+    task.check_outputs(name, outputs, batch, dataset.num_outputs)
+    with _Explained(name, batch):
+        loss = task.loss(tried, batch)
+    if tuple(loss.shape) != () or not loss.is_floating_point():
         raise ValueError(
-            f"model: {name} gives {found} for 2 images; allowed is a tensor of shape {list(expected)}, a number for "
-            "each class of the data set"
+            f"task: {config.task.type} gives a loss of shape {list(loss.shape)} and type {loss.dtype} for {name}; "
+            "allowed is one floating-point number, the mean over the batch"
         )
-    moved = [key for key, buffer in tried.named_buffers() if not _equal(before[key], buffer)]
-    if moved:
-        remedy = "set model.norm: group" if hasattr(config.model, "norm") else "use torch.nn.GroupNorm or LayerNorm"
-        raise ValueError(
-            f"model: {name} changes buffers as it trains ({', '.join(moved[:3])}{', ...' if len(moved) > 3 else ''}), "
-            "as the running statistics of batch norm do; they are no parameters, and every client would go on with "
-            "another's. "
-            f"{remedy[0].upper()}{remedy[1:]} instead; buffers that stay as they are, are fine"
-        )
+
+
+def _check_types(config: Config, name: str, model: nn.Module) -> None:
+    wanted = getattr(torch, config.runtime.dtype)
     for key, parameter in model.named_parameters():
-        if parameter.dtype != torch.float32:
-            raise ValueError(f"model: {name}: {key} has type {parameter.dtype}; allowed is torch.float32")
+        if parameter.dtype in (torch.float16, torch.bfloat16):
+            raise ValueError(
+                f"model: {name}: {key} has type {parameter.dtype}, in which small steps are lost and sums of clients' "
+                "updates are rounded; allowed: float32, or float64 with runtime.dtype: float64"
+            )
+        if parameter.dtype not in (torch.float32, wanted):
+            remedy = "; set runtime.dtype: float64" if parameter.dtype == torch.float64 else ""
+            raise ValueError(f"model: {name}: {key} has type {parameter.dtype}; allowed is torch.float32{remedy}")
 
 
-def _outputs(name: str, module: nn.Module, images: Tensor) -> Any:
-    try:
-        return module(images)
-    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(
-            f"model: {name} cannot be applied to images of shape {list(images.shape[1:])} (channels, height, width), "
-            f"which are the data set's: {reason}"
-        ) from error
+class _Explained:
+    """An error of the model's own, as one sentence about the samples that it was given."""
 
+    def __init__(self, name: str, batch: Batch) -> None:
+        self._name = name
+        inputs = batch.inputs if isinstance(batch.inputs, tuple) else (batch.inputs,)
+        self._shapes = " and ".join(f"{list(part.shape[1:])} ({str(part.dtype)[6:]})" for part in inputs)
 
-def _equal(before: Tensor, after: Tensor) -> bool:
-    return before.shape == after.shape and bool(torch.equal(before, after) or (before.isnan() & after.isnan()).all())
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        told = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError, AssertionError)
+        if isinstance(error, told):
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise ValueError(
+                f"model: {self._name} cannot be applied to inputs of shape {self._shapes}, which are the data set's: "
+                f"{reason}"
+            ) from error

@@ -31,9 +31,9 @@ def check_patterns(config: Config, module: nn.Module) -> list[ParameterLayout]:
     layouts = []
     for number, phase in enumerate(config.schedule()):
         prefix = f"phases.{number}." if config.phases else ""
-        layout = ParameterLayout(module, phase.trainable, f"{prefix}trainable")
+        layout = ParameterLayout(module, phase.trainable, phase.server.shared, prefix)
         layout.select(phase.filter.layers, f"{prefix}filter.layers")
-        layout.select(phase.server.filter.layers, f"{prefix}server.filter.layers")
+        layout.shared.select(phase.server.filter.layers, f"{prefix}server.filter.layers")
         check_phase(config, phase, module, layout, prefix)
         layouts.append(layout)
     return layouts

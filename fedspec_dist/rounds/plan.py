@@ -8,15 +8,16 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from fedspec_dist.clients.sketching import FISHER_DIAGONAL
 from fedspec_dist.config import Config, Phase
 from fedspec_dist.core.parameters import ParameterLayout
 from fedspec_dist.distributed.assignment import assign, imbalance
 from fedspec_dist.processes.environment import Environment
-from fedspec_dist.rounds.federation import Federation, build_model, load_federation
+from fedspec_dist.rounds.federation import Federation, build_model, load_federation, suit
 from fedspec_dist.rounds.memory import Activations, Work, data_bytes, has_gram, held
 from fedspec_dist.rounds.phases import check_patterns, phase_of_round
 from fedspec_dist.rounds.sampling import Workload, reporting, sample_cohort, workload
-from fedspec_dist.rounds.stage import FISHER_DIAGONAL, aggregator_needs, cost, cut_columns, make_algorithm, max_rank
+from fedspec_dist.rounds.stage import aggregator_needs, cost, cut_columns, make_algorithm, max_rank
 
 _SHOWN_ROUNDS = 5
 _SHOWN_CLIENTS = 20
@@ -31,9 +32,10 @@ def print_plan(config: Config, environment: Environment, num_ranks: int | None, 
     num_ranks = num_ranks or environment.num_ranks
     federation = load_federation(config, prepares=True)
     module = build_model(config, federation.dataset)
+    federation = suit(config, federation, module)
     layouts = check_patterns(config, module)
     console.print(_phases_table(config, module, layouts))
-    activations = Activations.of(module, federation.dataset.train_images)
+    activations = Activations.of(module, federation.dataset.train)
     console.print(_rounds_table(config, federation, layouts, activations, num_ranks))
     sizes = sorted(len(samples) for samples in federation.clients)
     print(
@@ -68,9 +70,9 @@ def _rounds_table(
             largest = max((loads[p].num_samples for p in positions), default=0)
             states = len(federation.clients[rank::num_ranks])
             work = Work(
-                len(cohort), len(positions), largest, federation.dataset.num_classes, states, len(federation.clients)
+                len(cohort), len(positions), largest, federation.dataset.num_outputs, states, len(federation.clients)
             )
-            sent = traffic(config, phase, len(layout), num_ranks, rank, work)
+            sent = traffic(config, phase, len(layout.shared), num_ranks, rank, work)
             most = held(config, phase, layout, activations, federation, num_ranks, rank, work)
             place, balance = (str(index + 1), f"{imbalance(costs, plan):.2f}") if rank == 0 else ("", "")
             table.add_row(place, str(rank), clients, str(steps), _megabytes(sent), _megabytes(most), balance)

@@ -6,17 +6,20 @@ learn different weights and put one model together from all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from fedspec_dist.clients.sketching import with_parameters
 from fedspec_dist.core import seeding
 from fedspec_dist.core.draws import keyed
+from fedspec_dist.core.parameters import ParameterLayout
+from fedspec_dist.data.dataset import Examples
 from fedspec_dist.distributed.collectives import Collectives
-from fedspec_dist.fisher.products import Forward
 from fedspec_dist.models.modes import evaluating
+from fedspec_dist.tasks.base import Task
 
 
 @dataclass(frozen=True)
@@ -24,10 +27,9 @@ class ServerProxy:
     """In one round; see `cohort.Proxy`. The model is in eval mode."""
 
     module: nn.Module
-    forward: Forward
-    task_loss: Callable[[Tensor, Tensor], Tensor]
-    images: Tensor
-    labels: Tensor
+    layout: ParameterLayout
+    task: Task
+    examples: Examples
     batch_size: int
     seed: int
     round_index: int
@@ -35,8 +37,8 @@ class ServerProxy:
 
     def batches(self, epoch: int) -> Sequence[Tensor]:
         """Positions of the samples of each batch, in a new order each epoch."""
-        order = seeding.generator(self.seed, "proxy batches", self.round_index, epoch).permutation(len(self.labels))
-        return torch.from_numpy(order).to(self.labels.device).split(self.batch_size)
+        order = seeding.generator(self.seed, "proxy batches", self.round_index, epoch).permutation(len(self.examples))
+        return torch.from_numpy(order).to(self.examples.inputs[0].device).split(self.batch_size)
 
     def gradient(self, theta: Tensor, batch: Tensor) -> Tensor:
         """Of the mean loss over a batch at the parameters `theta [P]`: `[P]`."""
@@ -48,6 +50,6 @@ class ServerProxy:
     def _gradient(self, theta: Tensor, batch: Tensor) -> Tensor:
         draws = keyed(theta.device, self.seed, "proxy", self.round_index)
         with torch.enable_grad(), evaluating(self.module), draws:
-            outputs = self.forward(theta, self.images.index_select(0, batch))
-            loss = self.task_loss(outputs, self.labels.index_select(0, batch))
+            model = with_parameters(self.module, self.layout, theta)
+            loss = self.task.loss(model, self.examples.batch(batch))
         return torch.autograd.grad(loss, theta)[0]

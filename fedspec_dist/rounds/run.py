@@ -20,14 +20,23 @@ from fedspec_dist.processes.runtime import EXIT_DIVERGED, EXIT_STOPPED, Runtime
 from fedspec_dist.rounds.account import accepted_changes, agree_on_identity, require_same_config, write_account
 from fedspec_dist.rounds.checkpoint import SavedState, load_newest, write_model
 from fedspec_dist.rounds.divergence import no_result, num_contributing, server_fault
-from fedspec_dist.rounds.federation import build_model, load_federation
+from fedspec_dist.rounds.federation import build_model, load_federation, suit
 from fedspec_dist.rounds.loop import Job, train
 from fedspec_dist.rounds.phases import Phases
 from fedspec_dist.runs.events import RESUMED, STARTED, STOPPED, Events
 from fedspec_dist.runs.folder import RunFolder, log_to_file, write_json
 from fedspec_dist.runs.identity import Identity, accept_or_refuse, differences, settle
 from fedspec_dist.runs.trackers.console import ConsoleTracker, print_summary
-from fedspec_dist.runs.trackers.metrics import MetricsFile, NullTracker, Tracker, Trackers, num_missing, read
+from fedspec_dist.runs.trackers.metrics import (
+    ClientsFile,
+    ClientTracker,
+    MetricsFile,
+    NullTracker,
+    Tracker,
+    Trackers,
+    num_missing,
+    read,
+)
 from fedspec_dist.runs.trackers.tensorboard import TensorBoard
 
 log = logging.getLogger(__name__)
@@ -86,6 +95,7 @@ def _work(
     if runtime.is_main and federation.ids is not None:
         write_json(folder.path / "clients.json", {"ids": federation.ids})
     module = build_model(config, federation.dataset)
+    federation = suit(config, federation, module)
     federation = federation.to(runtime.device, image_format(runtime.device, config.runtime.precision))
     saved = load_newest(folder.checkpoints, config.fingerprint()) if runtime.is_main else None
     accepted = _accept(saved, identity, folder, accept_changes) if saved is not None else []
@@ -98,7 +108,8 @@ def _work(
 
     tracker = _trackers(config, folder, completed, console) if runtime.is_main else NullTracker()
     try:
-        done = train(Job(config, runtime, federation, phases, folder, tracker, identity), completed)
+        clients = ClientsFile(folder.clients, completed) if runtime.is_main else ClientTracker()
+        done = train(Job(config, runtime, federation, phases, folder, tracker, identity, clients), completed)
     finally:
         tracker.close()
     # All ranks wait: torchrun ends everybody when the first one leaves, and rank 0 may still be writing a checkpoint.

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedspec_dist.clients.executors.sequential import ClientWork
+from fedspec_dist.clients.executors.base import ClientWork, Ranges
 from fedspec_dist.config import Config, Local, Range
 from fedspec_dist.core import seeding
 from fedspec_dist.data.batches import batch_bounds, epoch_orders
@@ -72,24 +72,46 @@ class Workload:
     epochs: int
     num_steps: int
     bounds: Sequence[tuple[int, int]]
+    stints: Sequence[int] | None = None  # of each batch, which entry of `local.schedule` it belongs to
 
     @property
     def samples_seen(self) -> int:
-        return self.bounds[-1][1] if self.bounds else 0
+        return self.bounds[-1][1] if self.bounds else 0  # with those of dropped batches in between
 
 
-def workload(seed: int, local: Local, round_index: int, client: int, num_samples: int) -> Workload:
-    """From `local.steps` if given, else from `local.epochs`; a range is drawn from uniformly."""
+def workload(
+    seed: int, local: Local, round_index: int, client: int, num_samples: int, drops_single: bool = False
+) -> Workload:
+    """From `local.schedule` if given, from `local.steps`, else from `local.epochs`; a range is drawn from uniformly.
+
+    `drops_single`: a batch of one sample is left out, unless `local.drop_last` says otherwise.
+    """
     key = (seed, "work", round_index, client)
-    per_epoch = -(-num_samples // local.batch_size)
-    if local.steps is not None:
+    batches = _kept_batches(local, num_samples, drops_single)
+    if local.schedule:
+        epochs = sum(stint.epochs for stint in local.schedule)
+        num_steps = epochs * len(batches)
+    elif local.steps is not None:
         num_steps = _draw(local.steps, *key)
-        epochs = -(-num_steps // per_epoch)
+        epochs = -(-num_steps // len(batches))
     else:
         epochs = _draw(local.epochs, *key)
-        num_steps = epochs * per_epoch
-    bounds = batch_bounds(num_samples, local.batch_size, epochs)[:num_steps]
-    return Workload(num_samples, epochs, num_steps, bounds)
+        num_steps = epochs * len(batches)
+    bounds = [
+        (start + epoch * num_samples, stop + epoch * num_samples) for epoch in range(epochs) for start, stop in batches
+    ]
+    stints = None
+    if local.schedule:
+        stints = [n for n, stint in enumerate(local.schedule) for _ in range(stint.epochs * len(batches))]
+    return Workload(num_samples, epochs, num_steps, bounds[:num_steps], stints)
+
+
+def _kept_batches(local: Local, num_samples: int, drops_single: bool) -> list[tuple[int, int]]:
+    """Start and stop of the batches of one epoch, of which the last may be left out."""
+    batches = batch_bounds(num_samples, local.batch_size, 1)
+    size = batches[-1][1] - batches[-1][0] if batches else 0
+    dropped = size < local.batch_size if local.drop_last is True else drops_single and size == 1
+    return batches[:-1] if local.drop_last is not False and dropped and len(batches) > 1 else batches
 
 
 def _draw(amount: int | Range, seed: int, purpose: str, *key: int) -> int:
@@ -107,6 +129,8 @@ def client_work(
     load: Workload,
     augmentation: Augmentation,
     device: torch.device,
+    state: Tensor | None = None,  # what it kept
+    stint_ranges: Sequence[Ranges] = (),  # of each entry of `local.schedule`
 ) -> ClientWork:
     """The batches, augmentation draws and seeds of a client in a round."""
     places = epoch_orders(seeding.generator(seed, "batches", round_index, client), len(samples), load.epochs)
@@ -115,13 +139,15 @@ def client_work(
     if not augmentation.does_nothing:
         draws = augmentation.draw(seeding.generator(seed, "augment", round_index, client), len(order))
     return ClientWork(
+        client=client,
         samples=send(torch.from_numpy(samples), device),
         order=send(torch.from_numpy(order), device),
         bounds=load.bounds,
         draws=None if draws is None else send(draws, device),
         class_counts=send(torch.from_numpy(class_counts), device),
-        round_number=round_index + 1,
         filter_seed=seeding.torch_seed(seed, "filter", round_index, client),
+        state=None if state is None else send(state, device),
+        ranges=None if load.stints is None else [stint_ranges[number] for number in load.stints],
     )
 
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from fedspec_dist.clients.algorithms.base import LocalAlgorithm
-from fedspec_dist.clients.executors.sequential import Filter
+from fedspec_dist.clients.executors.base import Filter
 from fedspec_dist.core import seeding
 from fedspec_dist.core.cohort import Clients, Cohort, Direction, Proxy, Sketches
 from fedspec_dist.core.draws import keyed, keyed_parts
 from fedspec_dist.core.parameters import ParameterLayout
 from fedspec_dist.distributed.collectives import Collectives, SingleProcess, bits_sum, checksum
 from fedspec_dist.distributed.columns import Columns
-from fedspec_dist.distributed.update_matrix import UpdateMatrix, assemble, exchange
+from fedspec_dist.distributed.update_matrix import UpdateMatrix, assemble, exchange, gather_rows
 from fedspec_dist.rounds.divergence import NonFiniteModelError
 from fedspec_dist.server.protocols import Aggregator, ServerOptimizer, Transform, Weighting, Weights
 
@@ -45,6 +45,7 @@ class LocalRows:
     updates: Tensor  # [num_local_clients, columns.padded]
     uploads: Mapping[str, Tensor] = field(default_factory=dict)  # of the same shape each
     sketches: Tensor | None = None  # [sum of local ranks, columns.padded], client after client
+    buffers: Tensor | None = None  # [num_local_clients, n], that are averaged
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class FederatedServer:
         device: torch.device,
         num_samples: Sequence[int],  # of all clients
         *,
+        dtype: torch.dtype = torch.float32,
         seed: int = 0,
         proxy: Callable[[int, Collectives], Proxy] | None = None,  # of a round
         test_class_counts: Tensor | None = None,  # [C]
@@ -94,7 +96,7 @@ class FederatedServer:
         )
         size = columns.count(collectives.rank) * columns.width
         algorithm = methods.algorithm
-        self._vectors = {name: torch.zeros(size, device=device) for name in algorithm.server}
+        self._vectors = {name: torch.zeros(size, dtype=dtype, device=device) for name in algorithm.server}
         self._optimizer_state = {k: v.to(device) for k, v in methods.optimizer.initial_state(size).items()}
         memory = getattr(methods.aggregator, "memory", ())
         self._memory = {name: torch.zeros(size, dtype=torch.float64, device=device) for name in memory}
@@ -103,7 +105,9 @@ class FederatedServer:
         self._weighting_state = methods.weighting.initial_state(torch.tensor(num_samples, dtype=torch.int64))
         self._transform_states = [made.initial_state(len(num_samples)) for made in methods.transforms]
         # What goes to the clients with the model, whole, on every rank.
-        self.broadcast = {name: torch.zeros(len(layout), device=device) for name in algorithm.broadcast}
+        self.broadcast = {name: torch.zeros(len(layout), dtype=dtype, device=device) for name in algorithm.broadcast}
+        self._buffer_rows: Tensor | None = None
+        self.buffers: Tensor | None = None  # the mean of those that the clients of the last step sent, on every rank
 
     def exchange(self, rows: LocalRows, facts: RoundFacts, theta: Tensor) -> Cohort | None:
         """The round as the methods see it; None on ranks that only wait (`gather`)."""
@@ -115,6 +119,9 @@ class FederatedServer:
         sketch_blocks = None
         if rows.sketches is not None:
             sketch_blocks = exchange(rows.sketches, _sketch_owners(facts), self.columns, self._collectives)
+        self._buffer_rows = None
+        if rows.buffers is not None:
+            self._buffer_rows = gather_rows(rows.buffers, facts.owners, self._collectives)
         if self._alone and self._collectives.rank:
             return None
         updates = self._matrix(blocks.pop(""))
@@ -145,13 +152,25 @@ class FederatedServer:
         for name, whole in self.broadcast.items():
             whole.copy_(assemble(self._vectors[name], self.columns, self._collectives))
         theta = assemble(part, self.columns, self._collectives)
-        if not all(bool(vector.isfinite().all()) for vector in (theta, *self.broadcast.values())):
+        self.buffers = self._shared_buffers()
+        known = (theta, *self.broadcast.values(), *([] if self.buffers is None else [self.buffers]))
+        if not all(bool(vector.isfinite().all()) for vector in known):
             raise NonFiniteModelError(
                 f"the server's step of round {round_index + 1} is not finite, though what the clients sent is: lower "
                 "server.optimizer.lr, or look at server.aggregator and server.weights",
                 round_index + 1,
             )
         return theta, diagnostics
+
+    def _shared_buffers(self) -> Tensor | None:
+        """Those that the ranks that work have averaged, on all ranks."""
+        if self._buffer_rows is None:
+            return None
+        if not self._alone:
+            return self.buffers
+        mine = self.buffers if self._collectives.rank == 0 else None
+        empty = self._buffer_rows.new_zeros(self._buffer_rows.shape[1])
+        return self._collectives.broadcast(empty if mine is None else mine, "broadcast of the buffers")
 
     def _step(self, cohort: Cohort, round_index: int) -> tuple[Tensor, dict[str, float]]:
         methods = self._methods
@@ -160,6 +179,8 @@ class FederatedServer:
         weights = methods.weighting.weigh(cohort, self._weighting_state)
         _require_kind("server.weights", methods.weighting, "weigh", weights, Weights)
         cohort = replace(cohort, weights=weights.values)
+        if self._buffer_rows is not None:
+            self.buffers = _weighted_mean(self._buffer_rows, weights.values)
         transformed, diagnostics = self._transformed(cohort, round_index)
         direction = methods.aggregator.direction(transformed)
         _require_kind("server.aggregator", methods.aggregator, "direction", direction, Direction)
@@ -250,6 +271,14 @@ class FederatedServer:
             return None
         owners = [torch.full((len(values),), client) for client, values in enumerate(facts.eigenvalues)]
         return Sketches(self._matrix(blocks), torch.cat(list(facts.eigenvalues)), torch.cat(owners))
+
+
+def _weighted_mean(rows: Tensor, weights: Tensor) -> Tensor:
+    """`sum_k w_k b_k` of `rows [K, n]`, added in order in float64, in their own type."""
+    total = rows.new_zeros(rows.shape[1], dtype=torch.float64)
+    for row, weight in zip(rows, weights.tolist(), strict=True):
+        total += weight * row.double()
+    return total.to(rows.dtype)
 
 
 def require_agreement(checks: Tensor, round_number: int) -> None:

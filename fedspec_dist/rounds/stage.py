@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -11,12 +12,26 @@ import torch
 from torch import Tensor, nn
 
 from fedspec_dist.clients.algorithms.base import LocalAlgorithm
-from fedspec_dist.clients.executors.sequential import Filter, LocalMethods, SequentialExecutor
+from fedspec_dist.clients.executors.base import (
+    BatchOf,
+    ClientWork,
+    Executor,
+    Filter,
+    Kept,
+    LocalMethods,
+    Rows,
+    Sent,
+    Statistics,
+)
+from fedspec_dist.clients.executors.sequential import SequentialExecutor
 from fedspec_dist.clients.optimizers import LocalSgd
-from fedspec_dist.clients.sketching import DiagonalFisher, Sketcher, as_function
+from fedspec_dist.clients.sketching import FISHER_DIAGONAL, DiagonalFisher, Sketcher
 from fedspec_dist.config import Config, Phase, methods
+from fedspec_dist.core.batch import Batch, Inputs
+from fedspec_dist.core.buffers import MovingBuffers, moving_buffers
 from fedspec_dist.core.cohort import Clients, Proxy
-from fedspec_dist.core.parameters import ParameterLayout, Segment
+from fedspec_dist.core.parameters import ParameterLayout, Segment, joined
+from fedspec_dist.data.dataset import Examples
 from fedspec_dist.data.images.augment import Augmentation
 from fedspec_dist.distributed.collectives import Collectives
 from fedspec_dist.distributed.columns import Columns
@@ -24,17 +39,27 @@ from fedspec_dist.models.network import Network
 from fedspec_dist.processes.gpus import spare_memory
 from fedspec_dist.processes.runtime import Runtime
 from fedspec_dist.rounds.client_states import ClientStates
-from fedspec_dist.rounds.federation import Federation, balanced_subset, make_attack, proxy_share, quota
+from fedspec_dist.rounds.federation import (
+    Federation,
+    balanced_subset,
+    class_of,
+    make_attack,
+    make_task,
+    proxy_share,
+    quota,
+    trial,
+)
 from fedspec_dist.rounds.proxy import ServerProxy
-from fedspec_dist.rounds.sampling import Workload, workload
+from fedspec_dist.rounds.sampling import Workload, client_work, workload
 from fedspec_dist.rounds.server import FederatedServer, ServerMethods
-from fedspec_dist.tasks.classification import Classification
-
-FISHER_DIAGONAL = "fisher_diagonal"
 
 
 class Stage:
-    """Executor, server and client states of one phase. A new phase starts with empty memories."""
+    """Executor, server and client states of one phase. A new phase starts with empty memories.
+
+    `theta [P]` is the model between rounds: first what is shared, which the server moves, then what trains and is not,
+    which stays as it was made and is where a client starts that has nothing of its own.
+    """
 
     def __init__(
         self, config: Config, phase: Phase, module: nn.Module, federation: Federation, runtime: Runtime
@@ -42,57 +67,136 @@ class Stage:
         self.phase = phase
         self._config = config
         self._federation = federation
-        self.task = Classification()
-        self.layout = ParameterLayout(module, phase.trainable)
+        self._module = module
+        self.task = make_task(config)
+        self.layout = ParameterLayout(module, phase.trainable, phase.server.shared)
         self.augmentation = Augmentation.from_entries([entry.model_dump() for entry in config.data.augment])
         self._algorithm = make_algorithm(phase)
         self.attack = make_attack(config)
-        images = federation.dataset.train_images
-        self.executor = SequentialExecutor(
+        train = federation.dataset.train
+        names = moving_buffers(module, trial(federation.dataset))
+        self._moving = MovingBuffers(module, names) if names else None
+        if self._moving is not None and config.model.buffers == "freeze":
+            self._moving.hold()
+        moves = self._moving is not None and config.model.buffers != "freeze"
+        self._drops_single = moves
+        keeps = moves and config.model.buffers == "local"
+        num_moving, num_averaged = (0, 0) if self._moving is None else (self._moving.size, self._moving.num_averaged)
+        self.kept = Kept(
+            len(self._algorithm.own),
+            len(self.layout),
+            kept_ranges(phase, self.layout),
+            num_moving if keeps else 0,
+        )
+        self._num_averaged = num_averaged if moves and not keeps else 0
+        self._stint_ranges = [
+            self.layout.ranges(stint.train, f"local.schedule.{number}.train")
+            for number, stint in enumerate(phase.local.schedule)
+        ]
+        aggregator = _make(methods.AGGREGATORS, phase.server.aggregator)
+        shared = self.layout.shared
+        statistics: Statistics | None = None
+        self.sketches = "sketches" in aggregator.needs
+        if self.sketches:
+            budget = config.runtime.sketch_memory_mb * 2**20
+            spare = spare_memory(runtime.device, runtime.environment)
+            statistics = Sketcher(module, shared, self.task, self._inputs_of, aggregator, budget, spare)
+        elif FISHER_DIAGONAL in aggregator.needs:
+            statistics = DiagonalFisher(module, shared, self.task, self._inputs_of)
+        self.executor: Executor = SequentialExecutor(
             module,
             self.layout,
-            self.task.loss,
+            self.task,
             self._local_methods(),
-            images,
-            federation.dataset.train_labels,
-            self.augmentation.gather,
+            image_batches(self.augmentation, train) if federation.dataset.are_images else plain_batches(train),
+            self.kept,
+            self._moving,
+            statistics,
         )
-        aggregator = _make(methods.AGGREGATORS, phase.server.aggregator)
-        budget = config.runtime.sketch_memory_mb * 2**20
-        self.sketcher: Sketcher | None = None
-        if "sketches" in aggregator.needs:
-            spare = spare_memory(runtime.device, runtime.environment)
-            self.sketcher = Sketcher(module, self.layout, self.task, images, aggregator, budget, spare)
-        self.fisher: DiagonalFisher | None = None
-        if FISHER_DIAGONAL in aggregator.needs:
-            self.fisher = DiagonalFisher(module, self.layout, self.task, images)
-        self.uploads = (*self._algorithm.uploads, *([FISHER_DIAGONAL] if self.fisher else []))
+        self.theta = self.layout.flatten(module)
+        self.uploads = (*self._algorithm.uploads, *([FISHER_DIAGONAL] if FISHER_DIAGONAL in aggregator.needs else []))
         self.max_rank = max_rank(phase)
-        self.columns = cut_columns(config, phase, len(self.layout), runtime.num_ranks, len(federation.clients))
+        self.columns = cut_columns(config, phase, len(shared), runtime.num_ranks, len(federation.clients))
         self.server = FederatedServer(
             ServerMethods(
                 _make(methods.WEIGHTS, phase.server.weights),
                 aggregator,
                 self._algorithm,
-                make_filter(phase.server.filter, self.layout) if phase.server.filter.type != "none" else None,
+                make_filter(phase.server.filter, shared) if phase.server.filter.type != "none" else None,
                 _make(methods.SERVER_OPTIMIZERS, phase.server.optimizer),
                 [_make(methods.TRANSFORMS, choice) for choice in phase.server.transforms],
             ),
-            self.layout,
+            shared,
             self.columns,
             runtime.collectives,
             runtime.device,
             [len(samples) for samples in federation.clients],
+            dtype=self.theta.dtype,
             seed=config.seed,
             proxy=self._proxy(module) if proxy_share(phase) else None,
             test_class_counts=federation.test_class_counts,
         )
-        self.states = ClientStates(self._algorithm.own, len(self.layout), len(federation.clients), runtime.collectives)
+        self.states = ClientStates(self.kept.size, self.theta.dtype, len(federation.clients), runtime.collectives)
 
-    @property
-    def theta(self) -> Tensor:
-        """The vector that the module's trainable parameters are views of, `[P]`."""
-        return self.executor.vectors.parameters
+    def sent(self, round_index: int) -> Sent:
+        """What the clients of a round start from."""
+        return Sent(
+            self.theta,
+            self.lr(round_index),
+            round_index,
+            self._config.seed,
+            self.server.broadcast,
+            None if self._moving is None else self._moving.read(self.theta),
+        )
+
+    def rows(self, num_clients: int) -> Rows:
+        """Room for the results of so many clients."""
+
+        def table(width: int) -> Tensor:
+            return self.theta.new_zeros(num_clients, width)
+
+        padded = self.columns.padded
+        buffers = table(self._num_averaged) if self._num_averaged else None
+        return Rows(table(padded), {name: table(padded) for name in self.uploads}, buffers)
+
+    def work(self, round_index: int, client: int, load: Workload, state: Tensor | None) -> ClientWork:
+        federation = self._federation
+        return client_work(
+            self._config.seed,
+            round_index,
+            client,
+            federation.clients[client],
+            federation.class_counts[client],
+            load,
+            self.augmentation,
+            self.theta.device,
+            state,
+            self._stint_ranges,
+        )
+
+    def move(self, shared: Tensor, buffers: Tensor | None) -> None:
+        """Take the server's new model, `[P_shared]`, and the mean of the clients' buffers, if they are averaged."""
+        self.theta[: self.layout.num_shared].copy_(shared)
+        self.executor.show(self.theta, buffers)
+
+    @contextmanager
+    def shown(self, sent: Sent) -> Iterator[Callable[[int], None]]:
+        """Gives what lets the module be a client's own, of those at home on this rank; then it is the global one."""
+
+        def show(client: int) -> None:
+            theta, buffers = sent.theta, sent.buffers
+            state = self.states.at_home(client)
+            if state is not None and self.kept.size:
+                theta, state = theta.clone(), state.to(theta.device)
+                self.kept.place(state, theta)
+                own = self.kept.unpack(state)[2]
+                buffers = own if len(own) else buffers
+            self.executor.show(theta, buffers)
+
+        try:
+            yield show
+        finally:
+            self.executor.show(sent.theta, sent.buffers)
 
     def lr(self, round_index: int) -> float:
         """`lr * lr_decay^t`, t counting rounds over all phases."""
@@ -102,7 +206,8 @@ class Stage:
         """What each client of the cohort will do."""
         counts = self._federation.num_samples(cohort)
         key = (self._config.seed, self.phase.local, round_index)
-        return [workload(*key, client, count) for client, count in zip(cohort, counts, strict=True)]
+        pairs = zip(cohort, counts, strict=True)
+        return [workload(*key, client, count, self._drops_single) for client, count in pairs]
 
     def costs(self, loads: Sequence[Workload]) -> list[float]:
         """What assignment balances."""
@@ -126,24 +231,55 @@ class Stage:
         )
 
     def _proxy(self, module: nn.Module) -> Callable[[int, Collectives], Proxy]:
-        assert self._federation.proxy is not None
-        images, labels = self._federation.proxy
+        examples = self._federation.proxy
+        assert examples is not None
         # The largest share of any phase was held out; this one may want less.
-        everything = torch.cat([labels, self._federation.dataset.test_labels]).cpu().numpy()
-        own = balanced_subset(labels.cpu().numpy(), quota(everything, proxy_share(self.phase)))
-        index = torch.from_numpy(own).to(labels.device)
-        images, labels = images.index_select(0, index), labels.index_select(0, index)
-        batch_size = getattr(self.phase.server.weights, "batch_size", len(labels))
-        forward = as_function(module, self.layout)
-        return partial(ServerProxy, module, forward, self.task.loss, images, labels, batch_size, self._config.seed)
+        own, test = class_of(examples), class_of(self._federation.dataset.test)
+        places = balanced_subset(own, quota(np.concatenate([own, test]), proxy_share(self.phase)))
+        examples = examples.select(torch.from_numpy(places))
+        batch_size = getattr(self.phase.server.weights, "batch_size", len(examples))
+        layout, seed = self.layout.shared, self._config.seed
+        return partial(ServerProxy, module, layout, self.task, examples, batch_size, seed)
+
+    def _inputs_of(self, positions: Tensor) -> Inputs:
+        return self._federation.dataset.train.batch(positions).inputs
 
     def _local_methods(self) -> LocalMethods:
         local = self.phase.local
         return LocalMethods(
             filter=make_filter(self.phase.filter, self.layout),
             algorithm=self._algorithm,
-            sgd=LocalSgd(local.momentum, local.weight_decay, local.clip_norm),
+            optimizer=LocalSgd(local.momentum, local.weight_decay, local.clip_norm),
         )
+
+
+def image_batches(augmentation: Augmentation, examples: Examples) -> BatchOf:
+    """Batches of images, augmented where there are draws."""
+    images, targets = examples.inputs[0], examples.targets
+    assert targets is not None
+    return lambda index, draws: Batch(augmentation.gather(images, index, draws), targets.index_select(0, index))
+
+
+def plain_batches(examples: Examples) -> BatchOf:
+    return lambda index, _: examples.batch(index)
+
+
+def kept_ranges(phase: Phase, layout: ParameterLayout, prefix: str = "") -> list[tuple[int, int]]:
+    """Where in the vector the parameters lie that clients keep.
+
+    Raises:
+        ValueError: a pattern matches none, or one that is shared.
+    """
+    key = f"{prefix}local.keep"
+    if not phase.local.keep:
+        return []
+    kept = layout.select(phase.local.keep, key)
+    if kept and kept[0].start < layout.num_shared:
+        raise ValueError(
+            f"{key}: got {phase.local.keep}, which matches {kept[0].name}; that is aggregated, since server.shared is "
+            f"{phase.server.shared}; allowed: patterns of what trains and is not shared"
+        )
+    return joined([(segment.start, segment.stop) for segment in kept])
 
 
 def cost(algorithm: LocalAlgorithm, load: Workload) -> float:
@@ -162,9 +298,13 @@ def check_phase(config: Config, phase: Phase, module: nn.Module, layout: Paramet
         if algorithm.needs_features:
             _check_features(config, phase, algorithm, module, layout)
         algorithm.bind(layout.segments)
+        kept_ranges(phase, layout)
+        for number, stint in enumerate(phase.local.schedule):
+            layout.select(stint.train, f"local.schedule.{number}.train")
         for key, choice in (("filter", phase.filter), ("server.filter", phase.server.filter)):
-            make_filter(choice, layout)
-            if choice.type != "none" and not filtered_layers(choice, layout):
+            filtered = layout.shared if key == "server.filter" else layout
+            make_filter(choice, filtered)
+            if choice.type != "none" and not filtered_layers(choice, filtered):
                 raise ValueError(
                     f"{key}: {choice.type} with min_size {choice.min_size} and min_dim {choice.min_dim} leaves no "
                     f"layer to filter; allowed: smaller ones, or {key}: none"
@@ -174,7 +314,7 @@ def check_phase(config: Config, phase: Phase, module: nn.Module, layout: Paramet
             _make(methods.TRANSFORMS, choice)
         _make(methods.SERVER_OPTIMIZERS, phase.server.optimizer)
         _check_needs(phase)
-        _make(methods.AGGREGATORS, phase.server.aggregator).check(layout.segments)
+        _make(methods.AGGREGATORS, phase.server.aggregator).check(layout.shared.segments)
     except ValueError as error:
         raise ValueError(f"{prefix}{error}") from error
 

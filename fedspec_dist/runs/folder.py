@@ -49,6 +49,7 @@ class RunFolder:
         self.config = path / "config.yaml"
         self.environment = path / "environment.json"
         self.metrics = path / "metrics.jsonl"
+        self.clients = path / "clients.jsonl"
         self.summary = path / "summary.json"
         self.checkpoints = path / "checkpoints"
         self.model = path / "model.safetensors"

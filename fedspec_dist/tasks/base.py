@@ -13,8 +13,8 @@ class Task:
     """A task of a user's own defines `loss`, `metrics` and `summarize`, and names its headline and `num_sums`.
 
     One whose loss is of a model's outputs and the targets defines `output_loss` in place of `loss`: local methods that
-    change outputs (FedLC) or take features (MOON) ask for that. One that defines `curvature` and `curvature_root` can be
-    aggregated by FIPA and by the Fisher merge.
+    change outputs (FedLC) or take features (MOON) ask for that. One that defines `curvature` and `curvature_root` can
+    be aggregated by FIPA and by the Fisher merge.
     """
 
     headline: ClassVar[tuple[str, Literal["max", "min"]]]  # of `summarize`, and whether more is better
@@ -22,6 +22,11 @@ class Task:
 
     def check(self, data: Any) -> None:
         """Raises ValueError, naming `task`, unless the data set (`data.dataset.Dataset`) has what the task needs."""
+
+    def check_outputs(self, model_name: str, outputs: Any, batch: Batch, num_outputs: int) -> None:
+        """Raises ValueError, naming `model`, unless a model puts out what the loss takes; here, any tensor."""
+        if not isinstance(outputs, Tensor):
+            raise ValueError(f"model: {model_name} gives a {type(outputs).__name__}; allowed is a tensor")
 
     def outputs(self, model: Any, batch: Batch) -> Tensor:
         """What curvature is about, `[B, C]`."""

@@ -27,6 +27,15 @@ class Classification(Task):
                 "allowed with it: task regression, for numbers, or language, for a class at each place of a sequence"
             )
 
+    def check_outputs(self, model_name: str, outputs: Any, batch: Batch, num_outputs: int) -> None:
+        expected = (len(batch), num_outputs)
+        if not isinstance(outputs, Tensor) or tuple(outputs.shape) != expected:
+            found = f"shape {list(outputs.shape)}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
+            raise ValueError(
+                f"model: {model_name} gives {found} for {len(batch)} samples; allowed is a tensor of shape "
+                f"{list(expected)}, a number for each class of the data set"
+            )
+
     def output_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The mean over the batch of `-log p(target)`."""
         return cross_entropy(outputs, targets)

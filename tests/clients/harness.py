@@ -75,6 +75,7 @@ def train(
     )
     client = Client(
         task_loss=cross_entropy,
+        loss=lambda model, inputs, labels: cross_entropy(model(inputs), labels),
         lr=lr,
         num_steps=num_steps,
         effective_steps=algorithm.effective_steps(num_steps, lr, sgd.momentum),

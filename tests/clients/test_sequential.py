@@ -11,21 +11,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.one_client import FILTER_SEED, ROUND_INDEX, OneClient, work_of
 from fedspec_dist.clients.algorithms.base import Client, LocalAlgorithm
 from fedspec_dist.clients.algorithms.fedavg import FedAvg
-from fedspec_dist.clients.executors.sequential import ClientWork, LocalMethods, SequentialExecutor
+from fedspec_dist.clients.executors.base import ClientWork, LocalMethods
 from fedspec_dist.clients.optimizers import LocalSgd
 from fedspec_dist.clients.vectors import LocalVectors
 from fedspec_dist.core.parameters import ParameterLayout, Segment
 from fedspec_dist.data.batches import batch_bounds
-from fedspec_dist.data.images.augment import Augmentation
 from fedspec_dist.filters.identity import Identity
 from fedspec_dist.filters.spectral import HighPass
 from fedspec_dist.models.cnn import Cnn
 
 IMAGES = torch.randn(23, 8, 8, 1, generator=torch.Generator().manual_seed(0)).permute(0, 3, 1, 2)
 LABELS = torch.arange(23) % 3
-ROUND, SEED = 7, 1234
 
 
 def _model() -> nn.Module:
@@ -35,18 +34,17 @@ def _model() -> nn.Module:
 
 def _executor(
     module: nn.Module, ratio: float, momentum: float = 0.0, algorithm: LocalAlgorithm | None = None
-) -> SequentialExecutor:
+) -> OneClient:
     layout = ParameterLayout(module)
     kept = HighPass(layout.segments, ratio) if ratio else Identity(layout.segments)
     local = LocalMethods(kept, algorithm or FedAvg(), LocalSgd(momentum, weight_decay=0.01, clip_norm=1.0))
-    return SequentialExecutor(module, layout, F.cross_entropy, local, IMAGES, LABELS, Augmentation().gather)
+    return OneClient(module, layout, local, IMAGES, LABELS)
 
 
 def _work(num_samples: int, batch_size: int, epochs: int) -> ClientWork:
     orders = [torch.randperm(num_samples, generator=torch.Generator().manual_seed(e)) for e in range(epochs)]
     bounds = batch_bounds(num_samples, batch_size, epochs)
-    counts = LABELS[:num_samples].bincount(minlength=3)
-    return ClientWork(torch.arange(num_samples), torch.cat(orders), bounds, None, counts, ROUND, SEED)
+    return work_of(torch.arange(num_samples), torch.cat(orders), bounds, LABELS, 3)
 
 
 def _numpy_high_pass(gradient: np.ndarray, ratio: float) -> np.ndarray:
@@ -126,7 +124,7 @@ def test_with_the_filter_alone_updates_stay_in_its_range() -> None:
     layout = ParameterLayout(module)
     filtered = HighPass(layout.segments, 0.2)
     local = LocalMethods(filtered, FedAvg(), LocalSgd())
-    executor = SequentialExecutor(module, layout, F.cross_entropy, local, IMAGES, LABELS, Augmentation().gather)
+    executor = OneClient(module, layout, local, IMAGES, LABELS)
     theta = executor.vectors.parameters.clone()
     update = torch.empty_like(theta)
     executor.train(_work(23, 5, 3), theta, 0.1, update)
@@ -191,7 +189,7 @@ def test_every_hook_is_called_in_its_place() -> None:
     executor = _executor(_model(), 0.0, algorithm=algorithm)
     theta = executor.vectors.parameters.clone()
     update, answer = torch.empty_like(theta), torch.empty_like(theta)
-    executor.receive({"sent": theta + 1})
+    executor.sent = {"sent": theta + 1}
     work = _work(11, 10, 1)
     loss = executor.train(work, theta, 0.1, update, uploads={"answer": answer})[0]
     step = ["gradient", "loss", "loss", "correct"]
@@ -205,7 +203,7 @@ def test_every_hook_is_called_in_its_place() -> None:
     first = F.cross_entropy(algorithm.outputs[0][0], LABELS[work.order[:10]]) * 2
     second = F.cross_entropy(algorithm.outputs[2][0], LABELS[work.order[10:]]) * 2
     assert float(loss) == pytest.approx(float(10 * first + second) / 11, rel=1e-5)
-    assert torch.equal(executor.kept(), torch.stack([torch.ones_like(theta), theta + 1]))
+    assert torch.equal(executor.kept, torch.stack([torch.ones_like(theta), theta + 1]))
 
 
 def test_what_a_client_keeps_is_given_to_it_and_to_nobody_else() -> None:
@@ -267,10 +265,10 @@ def test_the_filter_is_told_round_and_seed() -> None:
     module = _model()
     layout = ParameterLayout(module)
     local = LocalMethods(Told(layout.segments), FedAvg(), LocalSgd())
-    executor = SequentialExecutor(module, layout, F.cross_entropy, local, IMAGES, LABELS, Augmentation().gather)
+    executor = OneClient(module, layout, local, IMAGES, LABELS)
     theta = executor.vectors.parameters.clone()
     executor.train(_work(5, 5, 1), theta, 0.1, torch.empty_like(theta))
-    assert told == [(ROUND, SEED)]
+    assert told == [(ROUND_INDEX + 1, FILTER_SEED)]
 
 
 def test_frozen_parameters_stay_and_frozen_models_have_them() -> None:
@@ -278,7 +276,7 @@ def test_frozen_parameters_stay_and_frozen_models_have_them() -> None:
     module = _model()
     layout = ParameterLayout(module, ["fc.*"])
     local = LocalMethods(Identity(layout.segments), algorithm, LocalSgd())
-    executor = SequentialExecutor(module, layout, F.cross_entropy, local, IMAGES, LABELS, Augmentation().gather)
+    executor = OneClient(module, layout, local, IMAGES, LABELS)
     theta = executor.vectors.parameters.clone()
     before = module.conv1.weight.clone()  # type: ignore[union-attr]
     executor.train(_work(5, 5, 1), theta, 0.1, torch.empty_like(theta), uploads={"answer": torch.empty_like(theta)})

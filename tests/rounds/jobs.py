@@ -17,7 +17,7 @@ from fedspec_dist.processes.gpus import image_format
 from fedspec_dist.processes.runtime import Runtime
 from fedspec_dist.processes.watch import StopRequest
 from fedspec_dist.rounds.checkpoint import load_newest
-from fedspec_dist.rounds.federation import build_model, load_federation
+from fedspec_dist.rounds.federation import build_model, load_federation, suit
 from fedspec_dist.rounds.loop import Job, train
 from fedspec_dist.rounds.phases import Phases
 from fedspec_dist.runs.folder import RunFolder
@@ -90,9 +90,9 @@ def run_job(
     runtime = Runtime(environment, device, "gloo", collectives, StopRequest())
     federation = load_federation(config, prepares=True)
     module = build_model(config, federation.dataset).to(device)
-    federation = federation.to(device, image_format(device, config.runtime.precision))
+    federation = suit(config, federation, module).to(device, image_format(device, config.runtime.precision))
     for position, value in (spoil or {}).items():
-        federation.dataset.train_images[position, 0, 0, 0] = value
+        federation.dataset.train.inputs[0][position, 0, 0, 0] = value
     run_folder = RunFolder(folder)
     saved = load_newest(run_folder.checkpoints, config.fingerprint())
     if saved is not None:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedspec_dist.clients.vectors import LocalVectors
+from fedspec_dist.core.batch import Inputs
 from fedspec_dist.core.cohort import Cohort
 from fedspec_dist.core.parameters import Segment
 
@@ -17,7 +18,8 @@ from fedspec_dist.core.parameters import Segment
 class Client:
     """The client at work, as far as its method may know it."""
 
-    task_loss: Callable[[Tensor, Tensor], Tensor]  # outputs [B, C], labels [B] -> the mean loss
+    task_loss: Callable[[Tensor, Tensor], Tensor]  # outputs [B, ...], targets [B, ...] -> the mean loss
+    loss: Callable[[Any, Inputs, Tensor | None], Tensor]  # model, inputs, targets -> the same, of any task
     lr: float  # of this round
     num_steps: int  # of this round
     effective_steps: float  # see `LocalAlgorithm.effective_steps`
@@ -67,7 +69,7 @@ class LocalAlgorithm:
 
     def loss(self, model: Any, inputs: Tensor, labels: Tensor, client: Client) -> Tensor:
         """The scalar that is differentiated; `model` has the client's own parameters."""
-        return client.task_loss(model(inputs), labels)
+        return client.loss(model, inputs, labels)
 
     def correct(self, vectors: LocalVectors) -> None:
         """Change the filtered gradient of a step, in place."""

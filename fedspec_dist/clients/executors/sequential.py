@@ -6,58 +6,30 @@ Inside a client nothing waits for the device, and every vector is written into m
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedspec_dist.clients.algorithms.base import Client, LocalAlgorithm
-from fedspec_dist.clients.optimizers import LocalSgd
+from fedspec_dist.clients.algorithms.base import Client
+from fedspec_dist.clients.executors.base import (
+    BatchOf,
+    ClientReport,
+    ClientWork,
+    Kept,
+    LocalMethods,
+    Rows,
+    Sent,
+    Statistics,
+    largest_entry,
+)
 from fedspec_dist.clients.vectors import LocalVectors
+from fedspec_dist.core.batch import Batch
+from fedspec_dist.core.buffers import MovingBuffers
+from fedspec_dist.core.draws import keyed
 from fedspec_dist.core.parameters import ParameterLayout
-
-_NOTHING: Mapping[str, Tensor] = {}
-# [n, C, H, W], index [B], draws [B, 3] or None -> [B, C, H, W]
-Gather = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-
-
-class Filter(Protocol):
-    """What a local step asks of a gradient filter; see `fedspec_dist.filters`."""
-
-    def prepare(self, round_number: int, seed: int) -> None:
-        """Before a client's first step of a round; rounds count from 1."""
-
-    def __call__(self, gradient: Tensor) -> None:
-        """Changes `gradient [..., P]` in place."""
-
-
-@dataclass(frozen=True)
-class ClientWork:
-    """One client's local training: which samples, in which order, cut into which batches.
-
-    Every random draw of ours was made outside, so the same work gives the same result on any rank. What the model or a
-    plugin draws besides comes from global generators, which who calls `train` has keyed.
-    """
-
-    samples: Tensor  # [n] int64, the client's positions in the training set, on the device
-    order: Tensor  # [number seen] int64, positions in the training set, on the device
-    bounds: Sequence[tuple[int, int]]  # of the batches, within `order`
-    draws: Tensor | None  # [number seen, 3], of the augmentation
-    class_counts: Tensor  # [C] int64, of the client's samples, on the device
-    round_number: int  # from 1
-    filter_seed: int  # of this client in this round
-
-
-@dataclass(frozen=True)
-class LocalMethods:
-    """What happens in a local step after the backward pass, in this order."""
-
-    filter: Filter
-    algorithm: LocalAlgorithm
-    sgd: LocalSgd
 
 
 class SequentialExecutor:
@@ -67,94 +39,132 @@ class SequentialExecutor:
         self,
         module: nn.Module,
         layout: ParameterLayout,
-        task_loss: Callable[[Tensor, Tensor], Tensor],
+        task: Any,
         methods: LocalMethods,
-        images: Tensor,
-        labels: Tensor,
-        gather: Gather,
+        batch_of: BatchOf,
+        kept: Kept,
+        buffers: MovingBuffers | None = None,
+        statistics: Statistics | None = None,
     ) -> None:
         self._module = module
-        self._task_loss = task_loss
+        self._layout = layout
+        self._task = task
         self._methods = methods
-        self._images, self._labels, self._gather = images, labels, gather
-        algorithm, device = methods.algorithm, images.device
+        self._batch_of = batch_of
+        self._kept = kept
+        self._buffers = buffers
+        self._statistics = statistics
+        algorithm = methods.algorithm
         algorithm.bind(layout.segments)
+        theta = layout.flatten(module)
         self.vectors = LocalVectors.allocate(
-            len(layout), device, own=algorithm.own, received=algorithm.broadcast, uploads=algorithm.uploads
+            len(layout),
+            theta.device,
+            theta.dtype,
+            own=algorithm.own,
+            received=algorithm.broadcast,
+            uploads=algorithm.uploads,
         )
-        self.vectors.parameters.copy_(layout.flatten(module))
+        self.vectors.parameters.copy_(theta)
         self._bound = layout.bind(module, self.vectors.parameters)
         self._frozen = {name: self._frozen_copy(layout, name) for name in algorithm.frozen_at}
-        self._velocity = torch.zeros(len(layout), device=device) if methods.sgd.momentum else None
-        self._loss_sum = torch.zeros((), device=device)
+        self._velocity = torch.zeros_like(theta) if methods.optimizer.momentum else None
+        self._loss_sum = theta.new_zeros(())
+        self._no_buffers = theta.new_zeros(0)
 
-    def receive(self, vectors: Mapping[str, Tensor]) -> None:
-        """What the server sends beside the model, `[P]` each, for the clients of a round."""
-        for name, vector in vectors.items():
-            self.vectors.received[name].copy_(vector)
+    def show(self, theta: Tensor, buffers: Tensor | None) -> None:
+        self.vectors.parameters.copy_(theta)
+        if self._buffers is not None and buffers is not None:
+            self._buffers.write(buffers)
 
-    def train(
-        self,
-        work: ClientWork,
-        theta: Tensor,
-        lr: float,
-        update: Tensor,
-        *,
-        own: Tensor | None = None,
-        uploads: Mapping[str, Tensor] = _NOTHING,
-    ) -> Tensor:
-        """Train one client from `theta [P]` and write `y - theta` into `update [P]`.
+    def train(self, sent: Sent, work: Iterable[ClientWork], rows: Rows, stop: Callable[[], bool]) -> list[ClientReport]:
+        for name, vector in sent.vectors.items():
+            self.vectors.received[name][: len(vector)].copy_(vector)
+        reports: list[ClientReport] = []
+        for place, client in enumerate(work):
+            if stop():
+                break
+            with keyed(sent.theta.device, sent.seed, "client", sent.round_index, client.client):
+                reports.append(self._train(sent, client, rows, place))
+        return reports
 
-        `own [S, P]` is what the client kept, None if it has not taken part before; what it keeps now can be had from
-        `kept` until the next call. `uploads` has a row `[P]` for each vector that the method sends beside the update.
-        Returns `[mean loss, share of the first gradient's energy that the filter removed, largest entry of the
-        update and of all that is sent or kept besides]` on the device, float64; the last is not finite when any of
-        them is not.
-        """
-        vectors, methods = self.vectors, self._methods
-        vectors.parameters.copy_(theta)
-        vectors.anchor.copy_(theta)
+    def _train(self, sent: Sent, work: ClientWork, rows: Rows, place: int) -> ClientReport:
+        self._begin(sent, work)
+        before = [] if self._statistics is None else self._statistics.before(work, sent, rows, place)
+        loss, removed = self._steps(sent, work)
+        vectors, num_shared = self.vectors, self._layout.num_shared
+        update = rows.updates[place, :num_shared]
+        if num_shared == len(self._layout):
+            torch.sub(vectors.parameters, vectors.anchor, out=update)
+            whole = update
+        else:
+            whole = vectors.parameters - vectors.anchor
+            update.copy_(whole[:num_shared])
+        self._methods.algorithm.end(vectors, whole, self._client(sent, work))
+        for name, vector in vectors.uploads.items():
+            rows.uploads[name][place, :num_shared].copy_(vector[:num_shared])
+        buffers = self._no_buffers if self._buffers is None else self._buffers.read(vectors.parameters)
+        if rows.buffers is not None:
+            rows.buffers[place].copy_(buffers[: rows.buffers.shape[1]])
+        seen = [update, *vectors.own.values(), *vectors.uploads.values(), *([buffers] if len(buffers) else [])]
+        seen += [vectors.parameters[start:stop] for start, stop in self._kept.ranges]
+        largest = torch.stack([largest_entry(vector) for vector in seen]).amax()
+        kept = self._kept.pack(vectors.own.values(), vectors.parameters, buffers) if self._kept.size else None
+        after = [] if self._statistics is None else self._statistics.after(work, sent, rows, place)
+        num_samples = max(sum(stop - start for start, stop in work.bounds), 1)
+        report = ClientReport.of(loss / num_samples, removed, largest, kept)
+        return report.with_largest(*before, *after) if before or after else report
+
+    def _begin(self, sent: Sent, work: ClientWork) -> None:
+        """The vectors and the module as the client starts: the global model, with what it keeps of its own."""
+        vectors = self.vectors
+        vectors.parameters.copy_(sent.theta)
+        if self._buffers is not None and sent.buffers is not None:
+            self._buffers.write(sent.buffers)
+        own: Tensor | None = None
+        if work.state is not None and self._kept.size:
+            own, _, buffers = self._kept.unpack(work.state)
+            self._kept.place(work.state, vectors.parameters)
+            if self._buffers is not None and len(buffers):
+                self._buffers.write(buffers)
+        vectors.anchor.copy_(vectors.parameters)
         for place, vector in enumerate(vectors.own.values()):
             vector.zero_() if own is None else vector.copy_(own[place])
+
+    def _steps(self, sent: Sent, work: ClientWork) -> tuple[Tensor, Tensor]:
+        """All local steps: the sum of the losses over samples, and the share of energy that the filter removed."""
+        vectors, methods = self.vectors, self._methods
         if self._velocity is not None:
             self._velocity.zero_()
         self._loss_sum.zero_()
-        methods.filter.prepare(work.round_number, work.filter_seed)
-        client = self._client(work, lr, own is None)
+        methods.filter.prepare(sent.round_index + 1, work.filter_seed)
+        client = self._client(sent, work)
         methods.algorithm.begin(vectors, client)
         removed = self._loss_sum.new_zeros(())
         for step, (start, stop) in enumerate(work.bounds):
             losses: list[Tensor] = []
-            inputs, labels = self._batch(work, start, stop)
-            methods.algorithm.gradient(vectors, partial(self._backward, inputs, labels, client, losses), client)
+            draws = None if work.draws is None else work.draws[start:stop]
+            batch = self._batch_of(work.order[start:stop], draws)
+            methods.algorithm.gradient(vectors, partial(self._backward, batch, client, losses), client)
             self._loss_sum.add_(losses[0], alpha=stop - start)  # at y; a method may differentiate elsewhere as well
             if step == 0:
                 removed = self._filter_measured()
             else:
                 methods.filter(vectors.gradient)
             methods.algorithm.correct(vectors)
-            methods.sgd.step(vectors, self._velocity, lr)
-        torch.sub(vectors.parameters, theta, out=update)
-        methods.algorithm.end(vectors, update, client)
-        for name, vector in vectors.uploads.items():
-            uploads[name].copy_(vector)
-        largest = torch.stack([largest_entry(v) for v in (update, *vectors.own.values(), *vectors.uploads.values())])
-        num_samples = max(len(work.order), 1)
-        return torch.stack([self._loss_sum / num_samples, removed, largest.amax()]).double()
+            methods.optimizer.step(vectors, self._velocity, sent.lr)
+        return self._loss_sum, removed
 
-    def kept(self) -> Tensor:
-        """A copy of what the client that was trained last keeps, `[S, P]`."""
-        return torch.stack(list(self.vectors.own.values()))
-
-    def _client(self, work: ClientWork, lr: float, is_new: bool) -> Client:
+    def _client(self, sent: Sent, work: ClientWork) -> Client:
         algorithm, num_steps = self._methods.algorithm, len(work.bounds)
         return Client(
-            task_loss=self._task_loss,
-            lr=lr,
+            task_loss=self._task.output_loss,
+            loss=lambda model, inputs, targets: self._task.loss(model, Batch(inputs, targets)),
+            lr=sent.lr,
             num_steps=num_steps,
-            effective_steps=algorithm.effective_steps(num_steps, lr, self._methods.sgd.momentum),
+            effective_steps=algorithm.effective_steps(num_steps, sent.lr, self._methods.optimizer.momentum),
             class_counts=work.class_counts,
-            is_new=is_new,
+            is_new=work.state is None,
             frozen=self._frozen,
             filter=self._methods.filter,
             full_gradient=lambda out: self._full_gradient(work, out),
@@ -165,14 +175,9 @@ class SequentialExecutor:
         layout.bind(twin, self.vectors.anchor if name == "anchor" else self.vectors.own[name])
         return twin.requires_grad_(False).eval()
 
-    def _batch(self, work: ClientWork, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        index = work.order[start:stop]
-        draws = None if work.draws is None else work.draws[start:stop]
-        return self._gather(self._images, index, draws), self._labels.index_select(0, index)
-
-    def _backward(self, inputs: Tensor, labels: Tensor, client: Client, losses: list[Tensor]) -> None:
+    def _backward(self, batch: Batch, client: Client, losses: list[Tensor]) -> None:
         """The gradient of one batch's loss, into `vectors.gradient`; the loss, onto `losses`."""
-        loss = self._methods.algorithm.loss(self._module, inputs, labels, client)
+        loss = self._methods.algorithm.loss(self._module, *batch.pair(), client)
         gradients = torch.autograd.grad(loss, self._bound, allow_unused=True, materialize_grads=True)
         torch.cat([gradient.reshape(-1) for gradient in gradients], out=self.vectors.gradient)
         losses.append(loss.detach())
@@ -184,8 +189,7 @@ class SequentialExecutor:
         """
         out.zero_()
         for index in work.samples.split(max((stop - start for start, stop in work.bounds), default=1)):
-            inputs, labels = self._gather(self._images, index, None), self._labels.index_select(0, index)
-            loss = self._task_loss(self._module(inputs), labels)
+            loss = self._task.loss(self._module, self._batch_of(index, None))
             gradients = torch.autograd.grad(loss, self._bound, allow_unused=True, materialize_grads=True)
             out.add_(torch.cat([g.reshape(-1) for g in gradients]), alpha=len(index) / len(work.samples))
         self._methods.filter(out)
@@ -195,9 +199,3 @@ class SequentialExecutor:
         self._methods.filter(self.vectors.gradient)
         after = torch.linalg.vector_norm(self.vectors.gradient).square()
         return torch.where(before > 0, 1 - after / before, 0.0)
-
-
-def largest_entry(vector: Tensor) -> Tensor:
-    """The largest absolute value, a scalar; NaN where there is a NaN."""
-    low, high = torch.aminmax(vector)
-    return torch.maximum(-low, high)

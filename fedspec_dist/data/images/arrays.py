@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from fedspec_dist.data.raw import RawData, Split
+
 MAX_CLASSES = 1_000_000
 # Between the splits, an image's usual deviation may differ by so much. Pixels of 0..1 and of 0..255 differ by 255.
 _MAX_SCALES = 30.0
@@ -53,6 +55,16 @@ class Arrays:
             num_classes or (int(train_labels.max()) + 1 if known else 1),
             *(channel_statistics(train_images) if sound else ((0.0,), (1.0,))),
             None if clients is None else _as_integers(clients),
+        )
+
+    def raw(self) -> RawData:
+        """The same as any data: images are the input, labels the targets and the groups."""
+        return RawData(
+            Split((self.train_images,), self.train_labels, self.train_labels, self.train_clients),
+            Split((self.test_images,), self.test_labels, self.test_labels),
+            self.num_classes,
+            self.num_classes,
+            pixels=(self.mean, self.std),
         )
 
     def check(self, name: str) -> None:

@@ -8,7 +8,7 @@ from .by_client_id import natural
 from .by_dirichlet import dirichlet, dirichlet_balanced, dirichlet_uncapped
 from .few_classes import pathological, shards
 from .label_blind import iid, quantity_skew
-from .samples import Clients, Samples, class_counts
+from .samples import Clients, Samples, class_counts, target_bins
 
 __all__ = [
     "Clients",
@@ -22,4 +22,5 @@ __all__ = [
     "pathological",
     "quantity_skew",
     "shards",
+    "target_bins",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,14 +14,53 @@ Clients = list[np.ndarray]
 class Samples:
     """What a partition may know of the training samples."""
 
-    labels: np.ndarray  # int64 [N]
+    groups: np.ndarray | None  # int64 [N]: of a classification the labels
     client_ids: np.ndarray | None = None  # int64 [N]; of data collected by clients
+    num_samples: int | None = None  # N; needed where there is neither
 
     def __post_init__(self) -> None:
-        assert self.client_ids is None or self.client_ids.shape == self.labels.shape
+        assert {len(part) for part in (self.groups, self.client_ids) if part is not None} <= {len(self)}
 
     def __len__(self) -> int:
-        return len(self.labels)
+        if self.num_samples is not None:
+            return self.num_samples
+        known = self.groups if self.groups is not None else self.client_ids
+        assert known is not None
+        return len(known)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The groups, for partitions that cannot do without.
+
+        Raises:
+            ValueError: there are none.
+        """
+        if self.groups is None:
+            raise ValueError(
+                "data.partition: this one cuts by classes or groups of samples, which the data set does not have; "
+                "allowed with it: iid, quantity_skew, natural, or data.bins, which makes groups of real targets"
+            )
+        return self.groups
+
+
+def target_bins(targets: np.ndarray, num_bins: int) -> Callable[[np.ndarray], np.ndarray]:
+    """What gives targets `[n]` or `[n, D]` their bin, int64 `[n]`, by the first value: `targets` fill the bins evenly.
+
+    Raises:
+        ValueError: there are fewer different values than bins.
+    """
+    first = _first(targets)
+    edges = np.quantile(first, np.arange(1, num_bins) / num_bins)
+    if len(np.unique(np.searchsorted(edges, first, side="right"))) < num_bins:
+        raise ValueError(
+            f"data.bins: got {num_bins}, but the training targets have {len(np.unique(first))} different values, which "
+            "do not fill as many; allowed: fewer"
+        )
+    return lambda values: np.searchsorted(edges, _first(values), side="right").astype(np.int64)
+
+
+def _first(targets: np.ndarray) -> np.ndarray:
+    return targets.reshape(len(targets), -1)[:, 0]
 
 
 def class_counts(labels: np.ndarray, clients: Sequence[np.ndarray], num_classes: int) -> np.ndarray:

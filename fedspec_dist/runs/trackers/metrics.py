@@ -24,6 +24,15 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
+class ClientTracker:
+    """Is told of the metrics of each client; keeps nothing, as on ranks other than 0."""
+
+    def log(self, round_number: int, clients: Mapping[int, Mapping[str, float]]) -> None:
+        """Of a round in which clients were evaluated."""
+
+    def close(self) -> None: ...
+
+
 class NullTracker:
     """Tracks nothing; what ranks other than 0 hold."""
 
@@ -64,6 +73,24 @@ class MetricsFile:
     def close(self) -> None:
         with contextlib.suppress(OSError):  # of a line that `log` has already complained about
             self._file.close()
+
+
+class ClientsFile(ClientTracker):
+    """`clients.jsonl`: a line for each client and each time that it is evaluated. It, too, loses later rounds first."""
+
+    def __init__(self, path: Path, resumed_round: int) -> None:
+        self._path = path
+        if path.exists():
+            kept = [r for r in read_objects(path) if type(r.get("round")) is int and r["round"] <= resumed_round]
+            write_text(path, "".join(_line(record) for record in kept))
+
+    def log(self, round_number: int, clients: Mapping[int, Mapping[str, float]]) -> None:
+        lines = [_line({"round": round_number, "client": client, **row}) for client, row in clients.items()]
+        try:
+            with os.fdopen(open_own(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "a", encoding="utf-8") as file:
+                file.write("".join(lines))
+        except OSError as error:
+            raise cannot_write(self._path, error) from error
 
 
 def _line(record: Mapping[str, Any]) -> str:
