@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from benchmarks.one_client import on_random_images, work_of
 from benchmarks.spread import quartiles
 from fedspec_dist.clients.algorithms.fedavg import FedAvg
-from fedspec_dist.clients.executors.base import Filter, LocalMethods
 from fedspec_dist.clients.optimizers import LocalSgd
+from fedspec_dist.clients.step import Filter, LocalMethods
 from fedspec_dist.core.parameters import ParameterLayout
 from fedspec_dist.data.batches import batch_bounds
 from fedspec_dist.filters.identity import Identity

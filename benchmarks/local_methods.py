@@ -23,8 +23,8 @@ import torch
 
 from benchmarks.one_client import on_random_images, work_of
 from benchmarks.spread import quartiles
-from fedspec_dist.clients.executors.base import LocalMethods
 from fedspec_dist.clients.optimizers import LocalSgd
+from fedspec_dist.clients.step import LocalMethods
 from fedspec_dist.config import methods
 from fedspec_dist.core.parameters import ParameterLayout
 from fedspec_dist.data.batches import batch_bounds

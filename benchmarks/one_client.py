@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from fedspec_dist.clients.executors.base import ClientWork, Kept, LocalMethods, Rows, Sent
+from fedspec_dist.clients.executors.base import ClientWork, Kept, Rows, Sent
 from fedspec_dist.clients.executors.sequential import SequentialExecutor
+from fedspec_dist.clients.step import LocalMethods
 from fedspec_dist.core.batch import Batch
 from fedspec_dist.core.parameters import ParameterLayout
 from fedspec_dist.data.images.augment import Augmentation

@@ -154,8 +154,15 @@ TASKS = {
 }
 
 # The end of a local step.
+_ADAM: dict[str, tuple[Any, Any]] = {
+    "beta1": (Fraction, 0.9),
+    "beta2": (Fraction, 0.999),
+    "epsilon": (Positive, 1e-8),
+}
 LOCAL_OPTIMIZERS = {
     "sgd": method(".clients.optimizers:LocalSgd"),
+    "adam": method(".clients.optimizers:LocalAdam", **_ADAM),
+    "adamw": method(".clients.optimizers:LocalAdamW", **_ADAM),
 }
 
 LOCAL_ALGORITHMS = {

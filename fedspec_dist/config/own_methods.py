@@ -26,11 +26,17 @@ FORMS = {
         "fedspec_dist.data.source.Source",
     ),
     "data.partition": Form("samples, num_clients, rng", (), "fedspec_dist.data.partitions"),
+    "task": Form("", ("headline", "num_sums", "loss", "metrics", "summarize"), "fedspec_dist.tasks.base.Task"),
     "model": Form("input_shape, num_classes", (), "fedspec_dist.models.network.Network"),
     "filter": _FILTER,
     "server.filter": _FILTER,
     "local.algorithm": Form(
         "", ("own", "begin", "correct", "end"), "fedspec_dist.clients.algorithms.base.LocalAlgorithm"
+    ),
+    "local.optimizer": Form(
+        "momentum, weight_decay, clip_norm",
+        ("initial_state", "clip", "step"),
+        "fedspec_dist.clients.optimizers.LocalOptimizer",
     ),
     "server.transforms": Form("", ("initial_state", "apply"), "fedspec_dist.server.transforms.clip.Clip"),
     "clients.attack": Form("", ("labels", "spoil"), "fedspec_dist.clients.attacks.Attack"),

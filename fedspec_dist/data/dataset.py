@@ -30,7 +30,7 @@ class Examples:
 
     def batch(self, index: Tensor) -> Batch:
         """The samples at positions `index [B]`, int64, on the same device."""
-        return self._batch(lambda tensor: tensor.index_select(0, index))
+        return self._batch(lambda tensor: _take(tensor, index))
 
     def block(self, start: int, stop: int) -> Batch:
         """The samples from `start` to before `stop`, without a copy."""

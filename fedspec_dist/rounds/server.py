@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedspec_dist.clients.algorithms.base import LocalAlgorithm
-from fedspec_dist.clients.executors.base import Filter
+from fedspec_dist.clients.step import Filter
 from fedspec_dist.core import seeding
 from fedspec_dist.core.cohort import Clients, Cohort, Direction, Proxy, Sketches
 from fedspec_dist.core.draws import keyed, keyed_parts

@@ -12,20 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from fedspec_dist.clients.algorithms.base import LocalAlgorithm
-from fedspec_dist.clients.executors.base import (
-    BatchOf,
-    ClientWork,
-    Executor,
-    Filter,
-    Kept,
-    LocalMethods,
-    Rows,
-    Sent,
-    Statistics,
-)
+from fedspec_dist.clients.executors.base import BatchOf, ClientWork, Executor, Kept, Rows, Sent, Statistics
 from fedspec_dist.clients.executors.sequential import SequentialExecutor
-from fedspec_dist.clients.optimizers import LocalSgd
 from fedspec_dist.clients.sketching import FISHER_DIAGONAL, DiagonalFisher, Sketcher
+from fedspec_dist.clients.step import Filter, LocalMethods
 from fedspec_dist.config import Config, Phase, methods
 from fedspec_dist.core.batch import Batch, Inputs
 from fedspec_dist.core.buffers import MovingBuffers, moving_buffers
@@ -249,7 +239,9 @@ class Stage:
         return LocalMethods(
             filter=make_filter(self.phase.filter, self.layout),
             algorithm=self._algorithm,
-            optimizer=LocalSgd(local.momentum, local.weight_decay, local.clip_norm),
+            optimizer=methods.LOCAL_OPTIMIZERS[local.optimizer.type].build(
+                local.momentum, local.weight_decay, local.clip_norm, **local.optimizer.parameters()
+            ),
         )
 
 

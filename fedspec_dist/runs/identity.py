@@ -65,12 +65,15 @@ def identity_of(config: Config, with_data: bool = True) -> Identity:
 def used_plugins(config: Config) -> list[str]:
     """The modules with the methods of plugins that the config uses; a plugin that only observes is none of them."""
     chosen = [("data.dataset", config.data.dataset), ("data.partition", config.data.partition), ("model", config.model)]
-    chosen.append(("clients.attack", config.clients.attack))
+    chosen += [("clients.attack", config.clients.attack), ("task", config.task)]
     for phase in config.schedule():
-        chosen += [("local.algorithm", phase.local.algorithm), ("filter", phase.filter)]
-        for name in type(phase.server).model_fields:
-            choices = getattr(phase.server, name)
-            chosen += [(f"server.{name}", choice) for choice in (choices if isinstance(choices, list) else [choices])]
+        chosen += [("local.algorithm", phase.local.algorithm), ("local.optimizer", phase.local.optimizer)]
+        chosen.append(("filter", phase.filter))
+        for key in methods.FAMILIES:
+            section, _, name = key.partition(".")
+            if section == "server":
+                choices = getattr(phase.server, name)
+                chosen += [(key, choice) for choice in (choices if isinstance(choices, list) else [choices])]
     targets = [methods.FAMILIES[key].table[choice.type].target for key, choice in chosen]
     return sorted({target.partition(":")[0] for target in targets if not target.startswith(".")})
 

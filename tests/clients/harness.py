@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from fedspec_dist.clients.algorithms.base import Client, LocalAlgorithm
 from fedspec_dist.clients.optimizers import LocalSgd
+from fedspec_dist.clients.step import LocalMethods, local_step
 from fedspec_dist.clients.vectors import LocalVectors
 from fedspec_dist.core.parameters import Segment
 from tests.reference import dense_cohort
@@ -83,17 +84,29 @@ def train(
         filter=filtered,
         full_gradient=lambda out: out.copy_(gradient(vectors.parameters)),
     )
-    velocity = zeros()
+    state = sgd.initial_state(vectors.parameters)
+    methods = LocalMethods(_Kept(filtered), algorithm, sgd)
     algorithm.bind(segments)
     algorithm.begin(vectors, client)
     for _ in range(num_steps):
         algorithm.gradient(vectors, lambda: vectors.gradient.copy_(gradient(vectors.parameters)), client)
-        filtered(vectors.gradient)
-        algorithm.correct(vectors)
-        sgd.step(vectors, velocity, lr)
+        local_step(methods, vectors, state, lr)
     update = vectors.parameters - theta
     algorithm.end(vectors, update, client)
     return Trained(vectors.parameters, update, dict(vectors.own), dict(vectors.uploads))
+
+
+@dataclass
+class _Kept:
+    """A filter made of a function."""
+
+    function: Callable[[Tensor], None]
+
+    def prepare(self, round_number: int, seed: int) -> None:
+        pass
+
+    def __call__(self, gradient: Tensor) -> None:
+        self.function(gradient)
 
 
 @dataclass
@@ -175,4 +188,5 @@ class Echo(nn.Module):
 def a_client(**changes: object) -> Client:
     """For a loss: what is not given is of no consequence."""
     given = {"lr": 0.1, "num_steps": 1, "effective_steps": 1.0, "class_counts": torch.ones(2, dtype=torch.int64)}
-    return Client(**{"task_loss": cross_entropy, **given, **changes})  # type: ignore[arg-type]
+    losses = {"task_loss": cross_entropy, "loss": lambda model, inputs, labels: cross_entropy(model(inputs), labels)}
+    return Client(**{**losses, **given, **changes})  # type: ignore[arg-type]

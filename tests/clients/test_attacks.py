@@ -57,8 +57,8 @@ def test_only_training_labels_of_malicious_clients_are_flipped() -> None:
     honest, attacked = (load_federation(tiny(given), prepares=True) for given in ([], [HALF % "label_flip"]))
     assert honest.attackers == ()
     assert len(attacked.attackers) == 3
-    before, after = honest.dataset.train_labels, attacked.dataset.train_labels
-    assert torch.equal(honest.dataset.test_labels, attacked.dataset.test_labels)
+    before, after = honest.dataset.train.targets, attacked.dataset.train.targets
+    assert torch.equal(honest.dataset.test.targets, attacked.dataset.test.targets)
     for client, samples in enumerate(attacked.clients):
         assert np.array_equal(samples, honest.clients[client])
         expected = 2 - before[samples] if client in attacked.attackers else before[samples]

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from benchmarks.one_client import FILTER_SEED, ROUND_INDEX, OneClient, work_of
 from fedspec_dist.clients.algorithms.base import Client, LocalAlgorithm
 from fedspec_dist.clients.algorithms.fedavg import FedAvg
-from fedspec_dist.clients.executors.base import ClientWork, LocalMethods
+from fedspec_dist.clients.executors.base import ClientWork
 from fedspec_dist.clients.optimizers import LocalSgd
+from fedspec_dist.clients.step import LocalMethods
 from fedspec_dist.clients.vectors import LocalVectors
 from fedspec_dist.core.parameters import ParameterLayout, Segment
 from fedspec_dist.data.batches import batch_bounds

@@ -26,7 +26,6 @@ from fedspec_dist.data.images.npz import Npz
 from fedspec_dist.data.prepared import Dataset
 
 PROCESSES = multiprocessing.get_context("spawn")
-PARTS = ("train_images", "train_labels", "test_images", "test_labels")
 
 
 def write_npz(root: Path, num: int = 30, **more: np.ndarray) -> Npz:
@@ -48,8 +47,10 @@ def load(source: Npz, root: Path, prepares: bool = True) -> Dataset:
 
 
 def assert_same(one: Dataset, other: Dataset) -> None:
-    assert all(torch.equal(getattr(one, part), getattr(other, part)) for part in PARTS)
-    assert one.num_classes == other.num_classes
+    for left, right in ((one.train, other.train), (one.test, other.test)):
+        assert all(torch.equal(a, b) for a, b in zip(left.inputs, right.inputs, strict=True))
+        assert torch.equal(left.targets, right.targets)
+    assert one.num_outputs == other.num_outputs
 
 
 def in_memory(source: Npz, root: Path) -> Dataset:
@@ -78,13 +79,13 @@ def test_tensors_are_normalised_and_channels_last(tmp_path: Path) -> None:
     arrays = source.load()
     dataset = load(source, tmp_path)
     expected = (arrays.train_images / 255.0 - np.array(arrays.mean)) / np.array(arrays.std)
-    assert torch.allclose(dataset.train_images.permute(0, 2, 3, 1), torch.from_numpy(expected).float(), atol=1e-6)
-    assert dataset.train_images.shape == (30, 3, 6, 5)
-    assert dataset.train_images.stride() == (90, 1, 15, 3)
-    assert dataset.train_images.dtype == torch.float32
-    assert dataset.train_labels.tolist() == arrays.train_labels.tolist()
+    assert torch.allclose(dataset.train.inputs[0].permute(0, 2, 3, 1), torch.from_numpy(expected).float(), atol=1e-6)
+    assert dataset.train.inputs[0].shape == (30, 3, 6, 5)
+    assert dataset.train.inputs[0].stride() == (90, 1, 15, 3)
+    assert dataset.train.inputs[0].dtype == torch.float32
+    assert dataset.train.targets.tolist() == arrays.train_labels.tolist()
     assert dataset.input_shape == (3, 6, 5)
-    assert dataset.num_classes == 4
+    assert dataset.num_outputs == 4
 
 
 def test_mapped_equals_in_memory(tmp_path: Path) -> None:
@@ -95,18 +96,18 @@ def test_mapped_equals_in_memory(tmp_path: Path) -> None:
 def test_to_keeps_values_and_strides(tmp_path: Path) -> None:
     dataset = in_memory(write_npz(tmp_path), tmp_path)
     moved = dataset.to("meta")
-    assert moved.train_images.stride() == dataset.train_images.stride()
-    assert moved.test_labels.device.type == "meta"
+    assert moved.train.inputs[0].stride() == dataset.train.inputs[0].stride()
+    assert moved.test.targets.device.type == "meta"
     same = dataset.to(torch.device("cpu"))
-    assert same.train_images.data_ptr() == dataset.train_images.data_ptr()
+    assert same.train.inputs[0].data_ptr() == dataset.train.inputs[0].data_ptr()
 
 
 def test_embedded_writes_nothing(tmp_path: Path) -> None:
     source = Digits(tmp_path, False, 0)
     dataset = prepared.load("digits", source, tmp_path, prepares=True, embedded=source.embedded)
     assert dataset.input_shape == (1, 8, 8)
-    assert dataset.train_images.mean() == pytest.approx(0, abs=1e-5)
-    assert dataset.train_images.std() == pytest.approx(1, abs=1e-3)
+    assert dataset.train.inputs[0].mean() == pytest.approx(0, abs=1e-5)
+    assert dataset.train.inputs[0].std() == pytest.approx(1, abs=1e-3)
     assert not list(tmp_path.iterdir())
 
 
@@ -119,9 +120,9 @@ def test_float_images_in_their_units_are_not_copied() -> None:
 def test_writing_to_the_tensors_does_not_change_the_files(tmp_path: Path) -> None:
     source = write_npz(tmp_path)
     dataset = load(source, tmp_path)
-    before = dataset.train_images.clone()
-    dataset.train_images.zero_()
-    assert torch.equal(load(source, tmp_path).train_images, before)
+    before = dataset.train.inputs[0].clone()
+    dataset.train.inputs[0].zero_()
+    assert torch.equal(load(source, tmp_path).train.inputs[0], before)
 
 
 # --- clients
@@ -131,15 +132,15 @@ def test_client_ids_survive_preparation(tmp_path: Path) -> None:
     source = write_npz(tmp_path, train_clients=np.repeat([70, 5, 12], 10))
     expected = [2] * 10 + [0] * 10 + [1] * 10
     for dataset in (load(source, tmp_path), load(source, tmp_path, prepares=False), in_memory(source, tmp_path)):
-        assert dataset.train_clients.dtype == torch.int64
-        assert dataset.train_clients.tolist() == expected
-        assert dataset.to("meta").train_clients.tolist() == expected
+        assert dataset.train.clients.dtype == torch.int64
+        assert dataset.train.clients.tolist() == expected
+        assert dataset.to("meta").train.clients.tolist() == expected
 
 
 def test_without_client_ids_there_are_none(tmp_path: Path) -> None:
     source = write_npz(tmp_path)
-    assert load(source, tmp_path).train_clients is None
-    assert in_memory(source, tmp_path).train_clients is None
+    assert load(source, tmp_path).train.clients is None
+    assert in_memory(source, tmp_path).train.clients is None
 
 
 def test_a_folder_without_its_client_ids_is_damaged(tmp_path: Path) -> None:
@@ -147,7 +148,7 @@ def test_a_folder_without_its_client_ids_is_damaged(tmp_path: Path) -> None:
     load(source, tmp_path)
     (path,) = (tmp_path / "prepared").glob("*/train_clients.npy")
     path.write_bytes(path.read_bytes()[:-8])
-    assert load(source, tmp_path).train_clients.tolist() == list(range(30))
+    assert load(source, tmp_path).train.clients.tolist() == list(range(30))
 
 
 def test_as_many_client_ids_as_samples(tmp_path: Path) -> None:
@@ -172,12 +173,13 @@ def test_a_changed_file_is_prepared_again(tmp_path: Path) -> None:
     source = write_npz(tmp_path)
     load(source, tmp_path)
     write_npz(tmp_path, num=31)
-    assert len(load(source, tmp_path).train_labels) == 31
+    assert len(load(source, tmp_path).train.targets) == 31
     assert len(folders(tmp_path)) == 2
 
 
 def digest(dataset: Dataset) -> str:
-    return hashlib.sha256(b"".join(getattr(dataset, part).numpy().tobytes() for part in PARTS)).hexdigest()
+    parts = [part for split in (dataset.train, dataset.test) for part in (*split.inputs, split.targets)]
+    return hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest()
 
 
 def prepare_at_once(root: Path, barrier: Barrier, answers: multiprocessing.Queue) -> None:
@@ -223,18 +225,18 @@ def test_loser_of_the_race_takes_the_winners(tmp_path: Path, monkeypatch: pytest
 
 
 def truncate(folder: Path) -> None:
-    path = folder / "train_images.npy"
+    path = folder / "train_inputs_0.npy"
     path.write_bytes(path.read_bytes()[:-4])
 
 
 def zero(folder: Path) -> None:
     """As a crash of the machine may leave a file whose size was known already."""
-    path = folder / "train_images.npy"
+    path = folder / "train_inputs_0.npy"
     path.write_bytes(bytes(path.stat().st_size))
 
 
 def remove(folder: Path) -> None:
-    (folder / "test_labels.npy").unlink()
+    (folder / "test_targets.npy").unlink()
 
 
 def empty_meta(folder: Path) -> None:
@@ -242,7 +244,7 @@ def empty_meta(folder: Path) -> None:
 
 
 def meta_without_parts(folder: Path) -> None:
-    (folder / "meta.json").write_text(json.dumps({"num_classes": 4, "sizes": {}}))
+    (folder / "meta.json").write_text(json.dumps({"facts": {}, "sizes": {}}))
 
 
 def foreign_meta(folder: Path) -> None:
@@ -259,7 +261,7 @@ def test_a_damaged_folder_is_made_again(tmp_path: Path, damage) -> None:
     damage(tmp_path / "prepared" / name)
     assert_same(load(source, tmp_path), expected)
     assert folders(tmp_path) == [name]
-    assert json.loads((tmp_path / "prepared" / name / "meta.json").read_text())["num_classes"] == 4
+    assert json.loads((tmp_path / "prepared" / name / "meta.json").read_text())["facts"]["num_outputs"] == 4
 
 
 def load_and_die(root: Path) -> None:
@@ -339,7 +341,7 @@ def test_waiting_for_a_download_says_so_once(
     monkeypatch.setattr(prepared.time, "monotonic", lambda: len(naps) * 0.2)
     with caplog.at_level(logging.WARNING):
         dataset = load(source, tmp_path, prepares=False)
-    assert len(dataset.train_labels) == 30
+    assert len(dataset.train.targets) == 30
     assert naps == [0.2] * 10
     assert [record.message for record in caplog.records] == [
         f"waiting for the first rank of this node to prepare npz in {tmp_path / 'prepared'}"
@@ -349,7 +351,7 @@ def test_waiting_for_a_download_says_so_once(
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux")
 def test_the_images_are_the_mapped_file(tmp_path: Path) -> None:
     dataset = load(write_npz(tmp_path), tmp_path)
-    (path,) = (tmp_path / "prepared").glob("*/train_images.npy")
+    (path,) = (tmp_path / "prepared").glob("*/train_inputs_0.npy")
     (line,) = (line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(str(path)))
     start, stop = (int(address, 16) for address in line.split()[0].split("-"))
-    assert start <= dataset.train_images.data_ptr() < stop
+    assert start <= dataset.train.inputs[0].data_ptr() < stop

@@ -535,7 +535,7 @@ def test_arrays_in_fortran_order_or_of_another_byte_order_are_the_same_data(tmp_
         swapped = {key: value.astype(value.dtype.newbyteorder(byte_order)) for key, value in labels.items()}
         np.savez(path, **{key: np.array(value, order=order) for key, value in content.items()}, **swapped)
         dataset = prepared.load("npz", Npz(tmp_path, False, 0, path=path), tmp_path, prepares=True, embedded=False)
-        found.append((dataset.train_images, dataset.test_images, dataset.train_labels, dataset.test_labels))
+        found.append((dataset.train.inputs[0], dataset.test.inputs[0], dataset.train.targets, dataset.test.targets))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 

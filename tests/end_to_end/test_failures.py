@@ -201,7 +201,7 @@ def test_killed_while_preparing_data(tmp_path: Path) -> None:
     run(tmp_path, *FROM_FILE, "output=a").expect(0)
     assert not leftover.exists()
     (prepared,) = (tmp_path / "cache" / "prepared").iterdir()
-    with (prepared / "train_images.npy").open("r+b") as file:
+    with (prepared / "train_inputs_0.npy").open("r+b") as file:
         file.truncate(100)
     run(tmp_path, *FROM_FILE, "output=b", ranks=2).expect(0)
     assert results_of(tmp_path, "a") == results_of(tmp_path, "b")

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
+from benchmarks.one_client import OneClient
 from fedspec_dist.clients.algorithms.base import LocalAlgorithm
-from fedspec_dist.clients.executors.sequential import ClientWork, LocalMethods, SequentialExecutor
+from fedspec_dist.clients.executors.base import ClientWork, Sent
+from fedspec_dist.clients.executors.sequential import SequentialExecutor
 from fedspec_dist.clients.optimizers import LocalSgd
+from fedspec_dist.clients.sketching import DiagonalFisher, Sketcher
+from fedspec_dist.clients.step import LocalMethods
 from fedspec_dist.config.methods import FILTERS
 from fedspec_dist.core.parameters import ParameterLayout
 from fedspec_dist.data.images.augment import Augmentation
@@ -37,15 +40,37 @@ def run_on_gpu(overrides: Sequence[str], folder: Path) -> tuple[Finished, Preten
 def _no_wait_in_clients(gpu: PretendedGpu) -> Iterator[None]:
     train, trained = SequentialExecutor.train, set()
 
-    def watched(executor: SequentialExecutor, *args: Any, **kwargs: Any) -> Any:
-        gpu.forbid_waits = executor in trained
-        trained.add(executor)
+    def watched(executor: SequentialExecutor, sent: Sent, work: Iterable[ClientWork], *args: Any) -> Any:
+        def clients() -> Iterator[ClientWork]:
+            for client in work:
+                gpu.forbid_waits = executor in trained
+                trained.add(executor)
+                yield client
+                gpu.forbid_waits = False  # what is sent to the next client is counted, not forbidden
+
         try:
-            return train(executor, *args, **kwargs)
+            return train(executor, sent, clients(), *args)
         finally:
             gpu.forbid_waits = False
 
-    with patch.object(SequentialExecutor, "train", watched):
+    def waiting(found: Callable[..., Any]) -> Callable[..., Any]:
+        """A sketch may wait: how many eigenvalues there are decides what follows."""
+
+        def allowed(*args: Any) -> Any:
+            forbidden, gpu.forbid_waits = gpu.forbid_waits, False
+            try:
+                return found(*args)
+            finally:
+                gpu.forbid_waits = forbidden
+
+        return allowed
+
+    sketch, diagonal = waiting(Sketcher.before), waiting(DiagonalFisher.after)
+    with (
+        patch.object(SequentialExecutor, "train", watched),
+        patch.object(Sketcher, "before", sketch),
+        patch.object(DiagonalFisher, "after", diagonal),
+    ):
         yield
 
 
@@ -58,7 +83,7 @@ def steps_on_gpu(
         images, labels = torch.ones(4, *shape).to(GPU), (torch.arange(4) % 3).to(GPU)
         methods = LocalMethods(FILTERS[kept].build(layout.segments), algorithm, LocalSgd(0.9, 1e-3, 10.0))
         gather = Augmentation(padding=1, flip=True).gather
-        executor = SequentialExecutor(module, layout, F.cross_entropy, methods, images, labels, gather)
+        executor = OneClient(module, layout, methods, images, labels, gather)
         theta = executor.vectors.parameters.clone()
         samples, draws = torch.arange(4).to(GPU), torch.zeros(4, 3, dtype=torch.int64).to(GPU)
         counts = torch.full((10,), 4).to(GPU)
@@ -67,7 +92,7 @@ def steps_on_gpu(
         update, launches = torch.empty_like(theta), []
         for bounds in ([(0, 2)], [(0, 2)], [(0, 2), (2, 4)]):  # the first fills caches
             gpu.launches.clear()
-            work = ClientWork(samples, samples, bounds, draws, counts, 1, 0)
+            work = ClientWork(0, samples, samples, bounds, draws, counts, filter_seed=0)
             result = executor.train(work, theta, 0.1, update, own=own, uploads=uploads)
             launches.append(sum(gpu.launches.values()))
             gpu.forbid_waits = True

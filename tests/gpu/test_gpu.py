@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 
-from fedspec_dist.clients.executors.sequential import ClientWork, LocalMethods, SequentialExecutor
+from benchmarks.one_client import OneClient
+from fedspec_dist.clients.executors.base import ClientWork
 from fedspec_dist.clients.optimizers import LocalSgd
+from fedspec_dist.clients.step import LocalMethods
 from fedspec_dist.config.methods import FILTERS, LOCAL_ALGORITHMS, MODELS
 from fedspec_dist.core.parameters import ParameterLayout
 from fedspec_dist.data.batches import batch_bounds
@@ -115,11 +116,11 @@ def test_inside_a_client_nothing_waits_for_the_device(name: str, kept: str) -> N
     augmentation = Augmentation(padding=2, flip=True)
     algorithm = LOCAL_ALGORITHMS[name].build()
     local = LocalMethods(FILTERS[kept].build(layout.segments), algorithm, LocalSgd(0.9, 1e-3, 10.0))
-    executor = SequentialExecutor(model, layout, F.cross_entropy, local, images, labels, augmentation.gather)
+    executor = OneClient(model, layout, local, images, labels, augmentation.gather)
     theta = executor.vectors.parameters.clone()
     draws = torch.zeros(100, 3, dtype=torch.int64, device=device)
     samples, counts = torch.arange(100, device=device), torch.full((10,), 10, device=device)
-    work = ClientWork(samples, samples, batch_bounds(100, 40, 1), draws, counts, 1, 0)
+    work = ClientWork(0, samples, samples, batch_bounds(100, 40, 1), draws, counts, filter_seed=0)
     update = torch.empty_like(theta)
     own = torch.stack([theta for _ in algorithm.own]) if algorithm.own else None
     uploads = {upload: torch.empty_like(theta) for upload in algorithm.uploads}

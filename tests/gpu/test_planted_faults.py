@@ -21,7 +21,7 @@ from fedspec_dist.distributed.update_matrix import UpdateMatrix
 from fedspec_dist.filters import ablations, detrend
 from fedspec_dist.filters.identity import Identity
 from fedspec_dist.processes.gpus import set_deterministic
-from fedspec_dist.rounds import local, sampling
+from fedspec_dist.rounds import sampling
 from tests.gpu.pretend import GPU, machine
 from tests.gpu.pretended_runs import run_on_gpu, steps_on_gpu
 
@@ -50,7 +50,7 @@ def _after(owner: Any, name: str, what: Callable[..., Any]) -> Plant:
 
 def _in_step(what: Callable[[Tensor], Any]) -> Plant:
     """On the gradient, in every local step."""
-    return _after(LocalSgd, "step", lambda result, sgd, vectors, *more: (what(vectors.gradient), None)[1])
+    return _after(LocalSgd, "step", lambda result, sgd, parameters, gradient, *more: (what(gradient), None)[1])
 
 
 class _AsksInBackward(torch.autograd.Function):
@@ -94,14 +94,14 @@ WAITS = {
 def test_a_wait_inside_a_client(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     plant, reason = WAITS[name]
     plant(monkeypatch)
-    with pytest.raises(RuntimeError, match=rf"waits for the GPU: .*{reason}.*, at (clients|filters)/\w+\.py:\d+$"):
+    with pytest.raises(RuntimeError, match=rf"waits for the GPU: .*{reason}.*, at (clients|filters)/[\w/]+\.py:\d+$"):
         run_on_gpu([*QUICK, "filter={type: random, ratio: 0.2}"], tmp_path)
 
 
 REFUSED = {
     "a host tensor beside one on the GPU": (
         _in_step(lambda gradient: gradient + torch.ones(gradient.shape)),
-        r"tensors on the GPU and on the host, at clients/\w+\.py:\d+$",
+        r"tensors on the GPU and on the host, at clients/[\w/]+\.py:\d+$",
     ),
     "an index_select from the host": (
         _in_step(lambda gradient: gradient.index_select(0, torch.arange(3))),
@@ -157,8 +157,7 @@ def test_a_pageable_copy_for_each_client_shows_in_the_number_of_waits(
 ) -> None:
     more = ["local.algorithm=scaffold", "data.augment=[flip]"]
     sound = _num_waits(tmp_path / "sound", *more)
-    for module in (sampling, local):
-        monkeypatch.setattr(module, "send", lambda tensor, device: tensor.to(device))
+    monkeypatch.setattr(sampling, "send", lambda tensor, device: tensor.to(device))
     # Samples, order, draws and counts of three clients.
     assert _num_waits(tmp_path / "planted", *more) == sound + 4 * 3
 

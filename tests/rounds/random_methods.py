@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedspec_dist.clients.algorithms.base import LocalAlgorithm
 from fedspec_dist.clients.attacks import Attack
+from fedspec_dist.clients.optimizers import LocalSgd
 from fedspec_dist.config.methods import FAMILIES, register
 from fedspec_dist.core.cohort import Cohort, Direction
 from fedspec_dist.data.images.synthetic import Synthetic
@@ -21,6 +22,7 @@ from fedspec_dist.server.optimizers import Sgd
 from fedspec_dist.server.protocols import Transformed, Weights
 from fedspec_dist.server.transforms.mixed import mix
 from fedspec_dist.server.weights.shares import Stateless
+from fedspec_dist.tasks.classification import Classification
 
 
 def draw(*shape: int) -> Tensor:
@@ -111,6 +113,18 @@ class Transform:
         return Transformed(mix(cohort, draw(len(cohort.weights)).double() * state["noise"][cohort.clients.ids]))
 
 
+class Shaken(Classification):
+    """Every loss is weighted at random."""
+
+    def output_loss(self, outputs, targets):
+        return super().output_loss(outputs, targets) * draw(1)[0]
+
+
+class Step(LocalSgd):
+    def step(self, parameters, gradient, state, lr):
+        super().step(parameters, gradient * draw(1), state, lr)
+
+
 class Malice(Attack):
     def labels(self, labels, num_classes):
         return (labels + torch.randint(num_classes, labels.shape)) % num_classes
@@ -129,9 +143,11 @@ class Optimizer(Sgd):
 NAMES = {
     "data.dataset": "Data",
     "data.partition": "partition",
+    "task": "Shaken",
     "model": "Dropout",
     "filter": "Filter",
     "local.algorithm": "Local",
+    "local.optimizer": "Step",
     "server.aggregator": "Aggregator",
     "server.weights": "Weighting",
     "server.optimizer": "Optimizer",

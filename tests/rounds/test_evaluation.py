@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fedspec_dist.core.batch import Batch
+from fedspec_dist.data.dataset import Examples
 from fedspec_dist.distributed.collectives import Collectives, SingleProcess
 from fedspec_dist.rounds.evaluation import evaluate
 from fedspec_dist.tasks.classification import Classification
@@ -29,17 +31,17 @@ def _problem() -> tuple[nn.Module, Tensor, Tensor]:
 
 def _scores(collectives: Collectives, block_sizes: list[int]) -> list[dict[str, float]]:
     module, images, labels = _problem()
-    return [evaluate(module, Classification(), images, labels, size, collectives) for size in block_sizes]
+    return [evaluate(module, Classification(), Examples((images,), labels), size, collectives) for size in block_sizes]
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 46, 47, 1000])
 def test_the_mean_over_the_test_set_in_evaluation_mode(block_size: int) -> None:
     module, images, labels = _problem()
-    scores = evaluate(module, Classification(), images, labels, block_size, SingleProcess())
+    scores = evaluate(module, Classification(), Examples((images,), labels), block_size, SingleProcess())
     assert module.training
     outputs = module.eval()(images).detach().double()
-    assert scores["test_loss"] == pytest.approx(float(cross_entropy(outputs, labels)), rel=1e-6)
-    assert scores["test_accuracy"] == int((outputs.argmax(1) == labels).sum()) / NUM_SAMPLES
+    assert scores["loss"] == pytest.approx(float(cross_entropy(outputs, labels)), rel=1e-6)
+    assert scores["accuracy"] == int((outputs.argmax(1) == labels).sum()) / NUM_SAMPLES
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
@@ -53,8 +55,9 @@ def test_same_bits_on_any_number_of_ranks(num_ranks: int, tmp_path: Path) -> Non
 class _ThreeSums(Classification):
     num_sums = 3
 
-    def metrics(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        return torch.tensor([1.0, float(len(labels)), float(labels.sum())], dtype=torch.float64)
+    def metrics(self, model: nn.Module, batch: Batch) -> Tensor:
+        assert batch.targets is not None
+        return torch.tensor([1.0, float(len(batch)), float(batch.targets.sum())], dtype=torch.float64)
 
     def summarize(self, sums: Tensor, num_samples: int) -> dict[str, float]:
         return dict(zip(("blocks", "samples", "labels"), sums.tolist(), strict=True))
@@ -62,5 +65,5 @@ class _ThreeSums(Classification):
 
 def test_a_task_says_how_many_sums_it_keeps() -> None:
     module, images, labels = _problem()
-    scores = evaluate(module, _ThreeSums(), images, labels, 10, SingleProcess())
+    scores = evaluate(module, _ThreeSums(), Examples((images,), labels), 10, SingleProcess())
     assert scores == {"blocks": 5, "samples": 47, "labels": float(labels.sum())}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedspec_dist.config import Config, load, methods
-from fedspec_dist.rounds.federation import balanced_subset, build_model, load_federation, proxy_share, quota
+from fedspec_dist.rounds.federation import balanced_subset, build_model, class_of, load_federation, proxy_share, quota
 from fedspec_dist.rounds.sampling import sample_cohort
 
 LABELS = np.array([0, 1, 1, 2, 0, 1, 2, 2, 2, 1, 0, 0])
@@ -144,12 +144,12 @@ def test_each_phase_learns_from_its_own_share_of_the_samples_held_out() -> None:
     config = load(None, [PHASES.format(0.5, SMALLER)])
     federation = load_federation(config, prepares=True)
     assert federation.proxy is not None
-    everything = np.concatenate([federation.proxy[1].numpy(), federation.dataset.test_labels.numpy()])
+    everything = np.concatenate([class_of(federation.proxy), class_of(federation.dataset.test)])
     assert len(everything) == 360
     shares = [proxy_share(phase) for phase in config.schedule()]
-    sizes = [len(balanced_subset(federation.proxy[1].numpy(), quota(everything, share))) for share in shares]
+    sizes = [len(balanced_subset(class_of(federation.proxy), quota(everything, share))) for share in shares]
     assert sizes == [180, 30]
-    counts = np.bincount(federation.proxy[1].numpy())
+    counts = np.bincount(class_of(federation.proxy))
     assert counts.tolist() == [18] * 10
 
 

@@ -65,13 +65,13 @@ def _train(overrides: Sequence[str], is_new: bool) -> torch.Tensor:
     runtime = Runtime(Environment(), torch.device("cpu"), "none", SingleProcess(), StopRequest())
     federation, (phase,) = _federation(), config.schedule()
     stage = Stage(config, phase, build_model(config, federation.dataset), federation, runtime)
-    theta, client = stage.theta.clone(), int(np.argmin([len(samples) for samples in federation.clients]))
-    states = {} if is_new else {client: torch.full((len(stage.states.names), len(theta)), 0.01)}
+    client = int(np.argmin([len(samples) for samples in federation.clients]))
+    states = {} if is_new else {client: torch.full((stage.states.size,), 0.01)}
     work = [(client, stage.loads(0, [client])[0])]
-    result = train_clients(config, runtime, federation, stage, theta, 0, work, states)
-    assert all(uploaded.isfinite().all() for uploaded in result.uploads.values())
-    assert result.scalars[0].isfinite().all()
-    return result.updates[0, : len(theta)]
+    result = train_clients(config, runtime, federation, stage, stage.sent(0), work, states)
+    assert all(uploaded.isfinite().all() for uploaded in result.rows.uploads.values())
+    assert result.reports[0].numbers.isfinite().all()
+    return result.rows.updates[0, : len(stage.theta)]
 
 
 @pytest.mark.parametrize(("name", "local"), LOCAL, ids=[local for _, local in LOCAL])

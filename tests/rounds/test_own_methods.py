@@ -403,20 +403,6 @@ def test_constants_of_a_model_stay_as_they_are(register: Callable[..., str], tmp
     assert not torch.equal(after["fc.weight"], before.fc.weight)
 
 
-def test_the_norm_setting_is_recommended_to_models_that_have_it(
-    register: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class WithSetting(WithBatchNorm):
-        def __init__(self, input_shape: tuple[int, int, int], num_classes: int, norm: str) -> None:
-            super().__init__(input_shape, num_classes)
-
-    monkeypatch.setitem(globals(), "WithSetting", WithSetting)
-    name = register("model", WithSetting, {"norm": (str, "batch")})
-    config = tiny([f"model={{type: {name}}}"])
-    with pytest.raises(ValueError, match=r"changes buffers .*Set model\.norm: group"):
-        build_model(config, load_federation(config, prepares=True).dataset)
-
-
 def test_a_source_of_ones_own_is_known_by_its_content(tmp_path: Path) -> None:
     one, same, other = (MyData(tmp_path, False, seed).fingerprint() for seed in (0, 0, 1))
     assert one == same != other

@@ -13,6 +13,7 @@ from rich.console import Console
 from torch import nn
 
 from fedspec_dist.config import load
+from fedspec_dist.data.dataset import Examples
 from fedspec_dist.processes.environment import Environment
 from fedspec_dist.rounds.memory import Activations
 from fedspec_dist.rounds.plan import print_plan
@@ -77,14 +78,14 @@ def test_memory_grows_with_what_a_rank_has_to_hold() -> None:
 
 def test_activations_are_of_one_image_and_leave_the_model_alone() -> None:
     module = nn.Sequential(nn.Flatten(), nn.Linear(16, 100), nn.ReLU(), nn.Linear(100, 10), nn.Dropout(0.5))
-    images, before = torch.zeros(5000, 1, 4, 4), torch.get_rng_state()
+    images, before = Examples((torch.zeros(5000, 1, 4, 4),)), torch.get_rng_state()
     found = Activations.of(module.eval(), images)
     assert found.trained < 4 * (16 + 2 * 100 + 3 * 10) + 10
     assert found.trained >= 4 * (16 + 100)
     assert found.evaluated >= 4 * (100 + 100)
     assert torch.equal(torch.get_rng_state(), before)
     assert not module.training
-    assert found == Activations.of(module, images[:7]), "whatever the data set's size"
+    assert found == Activations.of(module, images.select(torch.arange(7))), "whatever the data set's size"
 
 
 @pytest.mark.slow

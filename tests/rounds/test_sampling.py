@@ -132,7 +132,7 @@ def test_a_clients_own_facts_go_with_its_work() -> None:
     work = _work(index=6)
     assert work.samples.tolist() == SAMPLES.tolist()
     assert work.class_counts.tolist() == COUNTS.tolist()
-    assert work.round_number == 7
+    assert work.client == 4
     assert len({_work(*key).filter_seed for key in [(0, 6, 4), (1, 6, 4), (0, 7, 4), (0, 6, 5)]}) == 4
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedspec_dist.clients.algorithms.base import LocalAlgorithm
 from fedspec_dist.clients.algorithms.scaffold import Scaffold
+from fedspec_dist.clients.executors.base import ClientReport, Rows
 from fedspec_dist.config import methods
 from fedspec_dist.core.cohort import Clients
 from fedspec_dist.core.parameters import ParameterLayout
@@ -133,14 +134,15 @@ class _Client:
 
 def _local_result(clients: list[_Client], columns: Columns, uploads: tuple[str, ...] = ()) -> LocalResult:
     tables = {name: torch.zeros(len(clients), columns.padded) for name in uploads}
-    result = LocalResult(torch.zeros(len(clients), columns.padded), tables)
+    rows, reports = Rows(torch.zeros(len(clients), columns.padded), tables), []
     for place, client in enumerate(clients):
-        result.updates[place, :NUM_PARAMETERS] = client.update
-        for name, rows in tables.items():
-            rows[place, :NUM_PARAMETERS] = client.uploads[name]
-        result.scalars.append(torch.tensor([1.0, 0.5, float(client.update.abs().max())], dtype=torch.float64))
-        result.sketches.append((client.eigenvalues, client.basis.T))
-    return result
+        rows.updates[place, :NUM_PARAMETERS] = client.update
+        for name, table in tables.items():
+            table[place, :NUM_PARAMETERS] = client.uploads[name]
+        numbers = torch.tensor([1.0, 0.5, float(client.update.abs().max())], dtype=torch.float64)
+        reports.append(ClientReport(numbers))
+        rows.sketches.append((client.eigenvalues, client.basis.T))
+    return LocalResult(rows, reports, {})
 
 
 def _facts(clients: list[_Client], cohort: list[int]) -> Clients:
@@ -183,7 +185,7 @@ def _round(
     local = _local_result([clients[p] for p in mine], server.columns, uploads)
     report = share_results(local, cohort, facts, plan, RANK, collectives)
     kept = report.finite("skip", 1)
-    rows = local.rows([place for place, p in enumerate(mine) if p in kept], "sketches" in made.aggregator.needs)
+    rows = local.of([place for place, p in enumerate(mine) if p in kept], "sketches" in made.aggregator.needs)
     return server.step(theta, server.exchange(rows, report.facts(kept), theta), index)
 
 

@@ -9,31 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedspec_dist.clients.algorithms.base import LocalAlgorithm
-from fedspec_dist.clients.optimizers import LocalSgd
+from fedspec_dist.clients.step import Ranges
 from fedspec_dist.core.batch import Batch
-
-# Stretches of the vector that train in a step; None: all of it.
-Ranges = Sequence[tuple[int, int]] | None
-
-
-class Filter(Protocol):
-    """What a local step asks of a gradient filter; see `fedspec_dist.filters`."""
-
-    def prepare(self, round_number: int, seed: int) -> None:
-        """Before a client's first step of a round; rounds count from 1."""
-
-    def __call__(self, gradient: Tensor) -> None:
-        """Changes `gradient [..., P]` in place."""
-
-
-@dataclass(frozen=True)
-class LocalMethods:
-    """What happens in a local step after the backward pass, in this order."""
-
-    filter: Filter
-    algorithm: LocalAlgorithm
-    optimizer: LocalSgd
 
 
 @dataclass(frozen=True)

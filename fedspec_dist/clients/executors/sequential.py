@@ -19,12 +19,12 @@ from fedspec_dist.clients.executors.base import (
     ClientReport,
     ClientWork,
     Kept,
-    LocalMethods,
     Rows,
     Sent,
     Statistics,
     largest_entry,
 )
+from fedspec_dist.clients.step import LocalMethods, local_step
 from fedspec_dist.clients.vectors import LocalVectors
 from fedspec_dist.core.batch import Batch
 from fedspec_dist.core.buffers import MovingBuffers
@@ -68,7 +68,7 @@ class SequentialExecutor:
         self.vectors.parameters.copy_(theta)
         self._bound = layout.bind(module, self.vectors.parameters)
         self._frozen = {name: self._frozen_copy(layout, name) for name in algorithm.frozen_at}
-        self._velocity = torch.zeros_like(theta) if methods.optimizer.momentum else None
+        self._state = methods.optimizer.initial_state(theta)
         self._loss_sum = theta.new_zeros(())
         self._no_buffers = theta.new_zeros(0)
 
@@ -134,8 +134,8 @@ class SequentialExecutor:
     def _steps(self, sent: Sent, work: ClientWork) -> tuple[Tensor, Tensor]:
         """All local steps: the sum of the losses over samples, and the share of energy that the filter removed."""
         vectors, methods = self.vectors, self._methods
-        if self._velocity is not None:
-            self._velocity.zero_()
+        for remembered in self._state.values():
+            remembered.zero_()
         self._loss_sum.zero_()
         methods.filter.prepare(sent.round_index + 1, work.filter_seed)
         client = self._client(sent, work)
@@ -147,12 +147,9 @@ class SequentialExecutor:
             batch = self._batch_of(work.order[start:stop], draws)
             methods.algorithm.gradient(vectors, partial(self._backward, batch, client, losses), client)
             self._loss_sum.add_(losses[0], alpha=stop - start)  # at y; a method may differentiate elsewhere as well
-            if step == 0:
-                removed = self._filter_measured()
-            else:
-                methods.filter(vectors.gradient)
-            methods.algorithm.correct(vectors)
-            methods.optimizer.step(vectors, self._velocity, sent.lr)
+            ranges = None if work.ranges is None else work.ranges[step]
+            measured = local_step(methods, vectors, self._state, sent.lr, ranges, measure=step == 0)
+            removed = removed if measured is None else measured
         return self._loss_sum, removed
 
     def _client(self, sent: Sent, work: ClientWork) -> Client:
@@ -193,9 +190,3 @@ class SequentialExecutor:
             gradients = torch.autograd.grad(loss, self._bound, allow_unused=True, materialize_grads=True)
             out.add_(torch.cat([g.reshape(-1) for g in gradients]), alpha=len(index) / len(work.samples))
         self._methods.filter(out)
-
-    def _filter_measured(self) -> Tensor:
-        before = torch.linalg.vector_norm(self.vectors.gradient).square()
-        self._methods.filter(self.vectors.gradient)
-        after = torch.linalg.vector_norm(self.vectors.gradient).square()
-        return torch.where(before > 0, 1 - after / before, 0.0)
