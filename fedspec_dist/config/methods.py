@@ -7,6 +7,7 @@ a test compares them with its signature.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import pairwise
@@ -57,7 +58,8 @@ class Method:
     target: str
     parameters: dict[str, tuple[Any, Any]]
     key: str = ""  # of the family, for a method of a user's own
-    needs: frozenset[str] = frozenset()  # of the rest of the config, in words
+    needs: frozenset[str] = frozenset()  # what it asks of task, data and model; see `NEEDS`
+    gives: frozenset[str] = frozenset()  # of a task: which of these it has
 
     @property
     def is_ours(self) -> bool:
@@ -82,9 +84,27 @@ class Method:
         return made(*arguments, **parameters)
 
 
-def method(target: str, /, **parameters: tuple[Any, Any]) -> Method:
-    return Method(target, parameters)
+# What a method may need, and what then is meant.
+NEEDS = {
+    "classes": "the targets are class numbers, one for each output of the model",
+    "features": "the model tells its features apart from its last layer: a `models.network.Network`",
+    "tokens": "the inputs are numbers of a vocabulary",
+}
 
+
+def method(
+    target: str, /, *, needs: Iterable[str] = (), gives: Iterable[str] = (), **parameters: tuple[Any, Any]
+) -> Method:
+    return Method(target, parameters, needs=frozenset(needs), gives=frozenset(gives))
+
+
+_PartOf = Annotated[float, Field(gt=0, lt=1)]
+_Size = Annotated[list[Width], Field(min_length=2, max_length=2)]
+_Names = Annotated[list[str], Field(min_length=1, max_length=10_000)]
+_Vocabulary = Annotated[int, Field(ge=3, le=_MAX_WIDTH)]
+_Length = Annotated[int, Field(ge=1, le=10**5)]
+# One file that is split, or two.
+_FILES: dict[str, tuple[Any, Any]] = dict.fromkeys(("path", "train", "test"), (str | None, None))
 
 DATASETS = {
     "digits": method(".data.images.digits:Digits"),
@@ -96,6 +116,62 @@ DATASETS = {
         path=(str, ...),
         num_classes=(Classes | None, None),
         renumber=(Annotated[bool, LATER], False),
+    ),
+    "folder": method(
+        ".data.images.folder:Folder",
+        path=(str, ...),
+        size=(_Size | None, None),
+        channels=(Literal[1, 3], 3),
+        test_fraction=(_PartOf, 0.2),
+    ),
+    "torchvision": method(
+        ".data.images.torchvision:Torchvision",
+        name=(str, ...),
+        size=(_Size | None, None),
+        arguments=(dict[str, Any] | None, None),
+        test_fraction=(_PartOf, 0.2),
+    ),
+    "csv": method(
+        ".data.tables.csv:Csv",
+        **_FILES,
+        target=(str | _Names, ...),
+        features=(_Names | None, None),
+        client=(str | None, None),
+        kind=(Literal["auto", "classification", "regression"], "auto"),
+        test_fraction=(_PartOf, 0.2),
+        standardize_target=(bool, False),
+    ),
+    "text": method(
+        ".data.text.text:Text",
+        **_FILES,
+        text=(str, "text"),
+        label=(str, "label"),
+        client=(str | None, None),
+        target=(Literal["label", "next"], "label"),
+        tokenizer=(str, "words"),
+        vocabulary_size=(_Vocabulary, 10_000),
+        min_count=(Count, 1),
+        max_length=(_Length, 128),
+        test_fraction=(_PartOf, 0.2),
+    ),
+    "leaf": method(
+        ".data.text.leaf:Leaf",
+        path=(str, ...),
+        shape=(Annotated[list[Width], Field(min_length=2, max_length=3)] | None, None),
+        tokenizer=(Literal["characters", "words"], "characters"),
+        vocabulary_size=(_Vocabulary, 10_000),
+        max_length=(_Length, 80),
+    ),
+    "huggingface": method(
+        ".data.text.huggingface:HuggingFace",
+        path=(str, ...),
+        input=(str | None, None),
+        label=(str, "label"),
+        client=(str | None, None),
+        tokenizer=(Literal["words", "characters", "hashing"], "words"),
+        vocabulary_size=(_Vocabulary, 10_000),
+        max_length=(_Length, 128),
+        test_fraction=(_PartOf, 0.2),
     ),
     "synthetic": method(
         ".data.images.synthetic:Synthetic",
@@ -150,7 +226,13 @@ MODELS = {
 
 # What is learned: the loss, the metrics, and the curvature in the model's outputs.
 TASKS = {
-    "classification": method(".tasks.classification:Classification"),
+    "classification": method(".tasks.classification:Classification", gives={"classes"}),
+    "regression": method(".tasks.regression:Regression"),
+    "language": method(
+        ".tasks.language:Language",
+        gives={"classes"},
+        ignore_index=(Annotated[int, Field(ge=-(2**31), lt=0)], -100),
+    ),
 }
 
 # The end of a local step.
@@ -187,12 +269,18 @@ LOCAL_ALGORITHMS = {
         filter_ascent=(Annotated[bool, LATER], False),
     ),
     "fedlc": method(
-        ".clients.algorithms.fedlc:FedLC", tau=(NotNegative, 1.0), denominator=(Literal["all", "others"], "all")
+        ".clients.algorithms.fedlc:FedLC",
+        needs={"classes"},
+        tau=(NotNegative, 1.0),
+        denominator=(Literal["all", "others"], "all"),
     ),
-    "feddecorr": method(".clients.algorithms.feddecorr:FedDecorr", beta=(NotNegative, 0.1)),
-    "moon": method(".clients.algorithms.moon:Moon", mu=(NotNegative, 5.0), temperature=(Positive, 0.5)),
+    "feddecorr": method(".clients.algorithms.feddecorr:FedDecorr", needs={"features"}, beta=(NotNegative, 0.1)),
+    "moon": method(
+        ".clients.algorithms.moon:Moon", needs={"features"}, mu=(NotNegative, 5.0), temperature=(Positive, 0.5)
+    ),
     "fedrcl": method(
         ".clients.algorithms.fedrcl:FedRCL",
+        needs={"classes", "features"},
         temperature=(Positive, 0.05),
         threshold=(Annotated[float, Field(ge=-1, le=1)], 0.7),
         contrast_weight=(NotNegative, 1.0),
@@ -303,6 +391,7 @@ WEIGHTS = {
     "samples": method(".server.weights.shares:Samples"),
     "feddisco": method(
         ".server.weights.feddisco:FedDisco",
+        needs={"classes"},
         a=(NotNegative, 0.5),
         b=(Number, 0.1),
         metric=(Literal["kl", "l2", "l1", "cosine", "only_iid"], "kl"),
@@ -348,7 +437,7 @@ SERVER_OPTIMIZERS = {
 # What malicious clients do, for studies of how servers bear them.
 ATTACKS = {
     "none": method(".clients.attacks:Attack"),
-    "label_flip": method(".clients.attacks:LabelFlip"),
+    "label_flip": method(".clients.attacks:LabelFlip", needs={"classes"}),
     "sign_flip": method(".clients.attacks:SignFlip", factor=(Positive, 1.0)),
     "scale": method(".clients.attacks:Scale", factor=(Positive, 10.0)),
     "gaussian": method(".clients.attacks:Gaussian", std=(Positive, 1.0)),
@@ -396,17 +485,27 @@ FAMILIES = {
 }
 
 
-def register(key: str, name: str, target: str, /, **parameters: tuple[Any, Any]) -> None:
+def register(
+    key: str,
+    name: str,
+    target: str,
+    /,
+    *,
+    needs: Iterable[str] = (),
+    gives: Iterable[str] = (),
+    **parameters: tuple[Any, Any],
+) -> None:
     """Add a method of a user's own, from a module that the config names in `plugins`.
 
     `register("local.algorithm", "mine", "my_package.mine:Mine", mu=(Positive, 0.1))` makes
-    `local.algorithm: {type: mine, mu: 0.2}` known. `key` is one of `FAMILIES`.
+    `local.algorithm: {type: mine, mu: 0.2}` known. `key` is one of `FAMILIES`; `needs`, and of a task `gives`, are
+    words of `NEEDS`.
 
     Raises:
         ValueError: there is no such family, or another method has the name.
     """
     if key not in FAMILIES:
         raise ValueError(f"register: no family {key!r}; there are: {', '.join(FAMILIES)}")
-    table, added = FAMILIES[key].table, Method(target, parameters, key)
+    table, added = FAMILIES[key].table, Method(target, parameters, key, frozenset(needs), frozenset(gives))
     if table.setdefault(name, added).target != target:
         raise ValueError(f"register: {key} {name!r} is taken by {table[name].target}; choose another name")

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from fedspec_dist.config.files import ConfigError
-from fedspec_dist.config.methods import FILTER_COMMON, LOCAL_ALGORITHMS
+from fedspec_dist.config.methods import FAMILIES, FILTER_COMMON, LOCAL_ALGORITHMS, TASKS
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,28 @@ _WITH_SERVER_HALVES = {"scaffold", "feddyn", "feddc", "fedcm", "mofedsam"}
 _ONLY_UPDATES = ("fedavg", "fedprox", "fedsam", "fedlc", "feddecorr", "moon", "fedrcl")
 _WITH_MEMORY = {"momentum", "adagrad", "adam", "yogi"}
 _SMALLEST_LR = 1e-30
-_ON_FEATURES = {"moon", "feddecorr", "fedrcl"}
+_ON_FEATURES = {name for name, made in LOCAL_ALGORITHMS.items() if "features" in made.needs}
+_NO_STEPS = "adam", "adamw"
+# Whose formulas are of the length of a client's way: its steps times the learning rate.
+_WITH_STEPS = {"fednova", *_WITH_SERVER_HALVES} - {"feddyn"}
 _WITHOUT_BLOCKS = {"mlp", "cnn", "cnn8k", "cnn23k", "cnn207k", "lenet"}
+
+
+def _needs_classes(phase: Any, config: Any) -> list[tuple[str, str]]:
+    """Keys and names of the methods that do."""
+    chosen = [("local.algorithm", phase.local.algorithm), ("server.weights", phase.server.weights)]
+    chosen.append(("clients.attack", config.clients.attack))
+    return [(key, choice.type) for key, choice in chosen if "classes" in FAMILIES[key].table[choice.type].needs]
+
+
+def _without_classes(key: str) -> Rule:
+    names = [name for name, made in FAMILIES[key].table.items() if "classes" not in made.needs]
+
+    def refuses(phase: Any, config: Any) -> bool:
+        task = TASKS[config.task.type]
+        return task.is_ours and "classes" not in task.gives and key in dict(_needs_classes(phase, config))
+
+    return Rule(key, refuses, f"needs classes, which the task does not have; allowed with it: {', '.join(names)}")
 
 
 def _shrinks(phase: Any) -> bool:
@@ -41,6 +61,47 @@ def _shrinks(phase: Any) -> bool:
 
 
 RULES = [
+    *(_without_classes(key) for key in ("local.algorithm", "server.weights", "clients.attack")),
+    Rule(
+        "local.momentum",
+        lambda phase, _: phase.local.momentum > 0 and phase.local.optimizer.type in _NO_STEPS,
+        "is of local.optimizer: sgd; adam and adamw have beta1; allowed with them: 0",
+    ),
+    Rule(
+        "local.optimizer",
+        lambda phase, _: (
+            phase.local.optimizer.type in _NO_STEPS
+            and (phase.local.algorithm.type in _WITH_STEPS or phase.server.aggregator.type == "fednova")
+        ),
+        "got one whose steps are as long whatever the gradient, with a method that divides a client's update by its "
+        f"steps to get a gradient: {', '.join(sorted(_WITH_STEPS))}; allowed with them: sgd",
+    ),
+    Rule(
+        "server.shared",
+        lambda phase, _: phase.server.shared != ["*"] and phase.local.algorithm.type in _WITH_SERVER_HALVES,
+        "got a part of the model with a local.algorithm whose server half takes whole updates: "
+        f"{', '.join(sorted(_WITH_SERVER_HALVES))}; allowed with them: ['*']",
+    ),
+    Rule(
+        "local.schedule",
+        lambda phase, _: (
+            bool(phase.local.schedule)
+            and (phase.local.algorithm.type in _WITH_STEPS or phase.server.aggregator.type == "fednova")
+        ),
+        "got epochs in which parts of the model train, with a method that counts a client's steps: "
+        f"{', '.join(sorted(_WITH_STEPS))}; allowed with them: []",
+    ),
+    Rule(
+        "local.steps",
+        lambda phase, _: bool(phase.local.schedule) and phase.local.steps is not None,
+        "got a number of steps with local.schedule, which says how many epochs there are; allowed with it: null",
+    ),
+    Rule(
+        "local.keep",
+        lambda phase, _: bool(phase.local.keep) and phase.server.shared == ["*"],
+        "got parameters that a client keeps, but server.shared says that all of them are aggregated; leave some out "
+        "there",
+    ),
     Rule(
         "local.algorithm",
         lambda phase, _: phase.local.algorithm.type == "fednova" and phase.server.aggregator.type != "fednova",
@@ -264,6 +325,11 @@ def _at(phase: Any, key: str) -> Any:
 
 
 IDLE = [
+    Idle(
+        ("local.epochs",),
+        lambda phase, _: bool(phase.local.schedule),
+        "local.schedule takes its place; leave one of them out, or give local.schedule=[]",
+    ),
     Idle(
         ("local.epochs",),
         lambda phase, _: phase.local.steps is not None,

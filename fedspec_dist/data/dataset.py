@@ -29,8 +29,8 @@ class Examples:
         return sum(tensor.nbytes for tensor in (*self.inputs, *([] if self.targets is None else [self.targets])))
 
     def batch(self, index: Tensor) -> Batch:
-        """The samples at positions `index [B]`, int64, on the same device."""
-        return self._batch(lambda tensor: _take(tensor, index))
+        """The samples at positions `index [B]`, int64, on the same device; images are then contiguous in memory."""
+        return self._batch(lambda tensor: tensor.index_select(0, index))
 
     def block(self, start: int, stop: int) -> Batch:
         """The samples from `start` to before `stop`, without a copy."""

@@ -117,7 +117,7 @@ def load_federation(config: Config, prepares: bool, content: str = "") -> Federa
             content=content,
             reader="" if module.startswith(".") else module_digest(module),
         )
-    make_task(config).check(dataset)
+    make_task(config, dataset)
     dataset = _suited(config, dataset)
     ids, groups = dataset.train.clients, dataset.train.groups
     with keyed(cpu, config.seed, "partition"):
@@ -146,8 +146,14 @@ def load_federation(config: Config, prepares: bool, content: str = "") -> Federa
     return federation
 
 
-def make_task(config: Config) -> Task:
+def make_task(config: Config, dataset: Dataset) -> Task:
+    """The task, which has seen what it works on.
+
+    Raises:
+        ValueError: it needs other targets.
+    """
     made: Task = methods.TASKS[config.task.type].build(**config.task.parameters())
+    made.check(dataset)
     return made
 
 
@@ -231,6 +237,8 @@ def drops_single(config: Config, dataset: Dataset, module: nn.Module) -> bool:
 
 def trial(dataset: Dataset) -> Batch:
     """Two samples, the least that a norm over the batch takes."""
+    if len(dataset.train) > 1:
+        return dataset.train.block(0, 2)
     return dataset.train.batch(torch.arange(2, device=dataset.train.inputs[0].device) % len(dataset.train))
 
 
@@ -400,7 +408,7 @@ def build_model(config: Config, dataset: Dataset) -> Network:
                     "projection head can be added; allowed: null"
                 )
             model.add_projection(config.model.projection)
-        check_model(config, model, dataset, make_task(config))
+        check_model(config, model, trial(dataset), dataset.num_outputs, make_task(config, dataset))
         return model.double() if config.runtime.dtype == "float64" else model
 
 

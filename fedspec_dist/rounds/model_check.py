@@ -11,11 +11,10 @@ from torch.nn.parameter import is_lazy
 
 from fedspec_dist.config import Config
 from fedspec_dist.core.batch import Batch
-from fedspec_dist.data.dataset import Dataset
 from fedspec_dist.tasks.base import Task
 
 
-def check_model(config: Config, model: Any, dataset: Dataset, task: Task) -> None:
+def check_model(config: Config, model: Any, batch: Batch, num_outputs: int, task: Task) -> None:
     """Raises ValueError unless the model's loss is a number that training can follow."""
     name = config.model.type
     if not isinstance(model, nn.Module):
@@ -29,14 +28,12 @@ def check_model(config: Config, model: Any, dataset: Dataset, task: Task) -> Non
     if not any(True for _ in model.parameters()):
         raise ValueError(f"model: {name} has no parameters; there is nothing to train")
     _check_types(config, name, model)
-    positions = torch.arange(2) % len(dataset.train)  # a norm over the batch needs two
-    batch = dataset.train.batch(positions)
     tried = deepcopy(model).train()
     if config.runtime.dtype == "float64":
         tried.double()
     with _Explained(name, batch):
         outputs = task.outputs(tried, batch)
-    task.check_outputs(name, outputs, batch, dataset.num_outputs)
+    task.check_outputs(name, outputs, batch, num_outputs)
     with _Explained(name, batch):
         loss = task.loss(tried, batch)
     if tuple(loss.shape) != () or not loss.is_floating_point():

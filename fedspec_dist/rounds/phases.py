@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fedspec_dist.config import Config, Phase
 from fedspec_dist.core.draws import keyed
 from fedspec_dist.core.parameters import ParameterLayout
+from fedspec_dist.data.dataset import Dataset
 from fedspec_dist.processes.runtime import Runtime
 from fedspec_dist.rounds.federation import Federation
 from fedspec_dist.rounds.stage import Stage, check_phase
@@ -21,7 +22,7 @@ def phase_of_round(phases: Sequence[Phase], round_index: int) -> int:
     return next(number for number, end in enumerate(ends) if round_index < end)
 
 
-def check_patterns(config: Config, module: nn.Module) -> list[ParameterLayout]:
+def check_patterns(config: Config, module: nn.Module, dataset: Dataset) -> list[ParameterLayout]:
     """The layout of each phase.
 
     Raises:
@@ -34,7 +35,7 @@ def check_patterns(config: Config, module: nn.Module) -> list[ParameterLayout]:
         layout = ParameterLayout(module, phase.trainable, phase.server.shared, prefix)
         layout.select(phase.filter.layers, f"{prefix}filter.layers")
         layout.shared.select(phase.server.filter.layers, f"{prefix}server.filter.layers")
-        check_phase(config, phase, module, layout, prefix)
+        check_phase(config, phase, module, layout, dataset, prefix)
         layouts.append(layout)
     return layouts
 
@@ -44,7 +45,7 @@ class Phases:
 
     def __init__(self, config: Config, module: nn.Module, federation: Federation, runtime: Runtime) -> None:
         with keyed(runtime.device, config.seed, "methods"):
-            check_patterns(config, module)
+            check_patterns(config, module, federation.dataset)
         self.module = module
         self._config = config
         self._federation = federation

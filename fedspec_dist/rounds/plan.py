@@ -33,7 +33,7 @@ def print_plan(config: Config, environment: Environment, num_ranks: int | None, 
     federation = load_federation(config, prepares=True)
     module = build_model(config, federation.dataset)
     federation = suit(config, federation, module)
-    layouts = check_patterns(config, module)
+    layouts = check_patterns(config, module, federation.dataset)
     console.print(_phases_table(config, module, layouts))
     activations = Activations.of(module, federation.dataset.train)
     console.print(_rounds_table(config, federation, layouts, activations, num_ranks))

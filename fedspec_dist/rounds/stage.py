@@ -21,7 +21,7 @@ from fedspec_dist.core.batch import Batch, Inputs
 from fedspec_dist.core.buffers import MovingBuffers, moving_buffers
 from fedspec_dist.core.cohort import Clients, Proxy
 from fedspec_dist.core.parameters import ParameterLayout, Segment, joined
-from fedspec_dist.data.dataset import Examples
+from fedspec_dist.data.dataset import Dataset, Examples
 from fedspec_dist.data.images.augment import Augmentation
 from fedspec_dist.distributed.collectives import Collectives
 from fedspec_dist.distributed.columns import Columns
@@ -58,7 +58,7 @@ class Stage:
         self._config = config
         self._federation = federation
         self._module = module
-        self.task = make_task(config)
+        self.task = make_task(config, federation.dataset)
         self.layout = ParameterLayout(module, phase.trainable, phase.server.shared)
         self.augmentation = Augmentation.from_entries([entry.model_dump() for entry in config.data.augment])
         self._algorithm = make_algorithm(phase)
@@ -279,7 +279,9 @@ def cost(algorithm: LocalAlgorithm, load: Workload) -> float:
     return load.samples_seen * algorithm.passes + load.num_samples * algorithm.needs_full_gradient
 
 
-def check_phase(config: Config, phase: Phase, module: nn.Module, layout: ParameterLayout, prefix: str) -> None:
+def check_phase(
+    config: Config, phase: Phase, module: nn.Module, layout: ParameterLayout, dataset: Dataset, prefix: str
+) -> None:
     """Build a phase's methods once, before the first round of the run, so that none fails when its phase comes.
 
     Raises:
@@ -306,9 +308,24 @@ def check_phase(config: Config, phase: Phase, module: nn.Module, layout: Paramet
             _make(methods.TRANSFORMS, choice)
         _make(methods.SERVER_OPTIMIZERS, phase.server.optimizer)
         _check_needs(phase)
+        _check_classes(config, phase, dataset)
+        if aggregator_needs(phase):
+            make_task(config, dataset).check_curvature(dataset)
         _make(methods.AGGREGATORS, phase.server.aggregator).check(layout.shared.segments)
     except ValueError as error:
         raise ValueError(f"{prefix}{error}") from error
+
+
+def _check_classes(config: Config, phase: Phase, dataset: Dataset) -> None:
+    """Config knows the task, not the data."""
+    chosen = [("local.algorithm", phase.local.algorithm), ("server.weights", phase.server.weights)]
+    for key, choice in [*chosen, ("clients.attack", config.clients.attack)]:
+        needed = "classes" in methods.FAMILIES[key].table[choice.type].needs
+        if needed and (dataset.train.groups is None or dataset.num_groups != dataset.num_outputs):
+            raise ValueError(
+                f"{key}: got {choice.type}, which needs a class for each sample; the targets of "
+                f"{config.data.dataset.type} are none; allowed with them: a method that needs no classes"
+            )
 
 
 def _check_needs(phase: Phase) -> None:

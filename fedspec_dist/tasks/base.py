@@ -28,6 +28,14 @@ class Task:
         if not isinstance(outputs, Tensor):
             raise ValueError(f"model: {model_name} gives a {type(outputs).__name__}; allowed is a tensor")
 
+    def check_curvature(self, data: Any) -> None:
+        """Raises ValueError, naming `server.aggregator`, unless the loss on this data set has a curvature."""
+        if not has_curvature(self):
+            raise ValueError(
+                f"server.aggregator: got one that needs the Fisher matrix, but the task {type(self).__name__} has no "
+                "curvature and curvature_root; allowed with it: any other aggregator, or give the task both"
+            )
+
     def outputs(self, model: Any, batch: Batch) -> Tensor:
         """What curvature is about, `[B, C]`."""
         outputs: Tensor = batch.through(model)

@@ -46,7 +46,7 @@ def test_the_plan_foretells_the_bytes(overrides: list[str], tmp_path: Path) -> N
     lines = (run_folder(tmp_path) / "metrics.jsonl").read_text().splitlines()
     config = load(None, settings)
     federation = load_federation(config, prepares=True)
-    (layout,) = check_patterns(config, build_model(config, federation.dataset))
+    (layout,) = check_patterns(config, build_model(config, federation.dataset), federation.dataset)
     (phase,) = config.schedule()
     for index, line in enumerate(lines):
         cohort, _, _, plan = plan_round(config, federation, index, 3)

@@ -380,7 +380,8 @@ def test_tied_weights_are_one_part_of_the_vector_and_train_together(
     after = run_job(config, tmp_path).model
     assert torch.equal(after["first.weight"], after["second.weight"])
     assert not torch.equal(after["first.weight"], before["first.weight"])
-    (layout,) = check_patterns(config, build_model(config, load_federation(config, prepares=True).dataset))
+    dataset = load_federation(config, prepares=True).dataset
+    (layout,) = check_patterns(config, build_model(config, dataset), dataset)
     assert [segment.name for segment in layout.segments] == ["first.weight", "fc.weight", "fc.bias"]
 
 

@@ -7,10 +7,12 @@ from fedspec_dist.config import load, methods
 from fedspec_dist.core.parameters import ParameterLayout
 from fedspec_dist.models.cnn import Cnn
 from fedspec_dist.models.resnet import ResNet20
+from fedspec_dist.rounds.federation import load_federation
 from fedspec_dist.rounds.phases import check_patterns, phase_of_round
 from fedspec_dist.rounds.stage import make_filter
 
 MODEL = Cnn((1, 8, 8), 3, width=2)
+DATASET = load_federation(load(), prepares=True).dataset
 
 
 def test_rounds_belong_to_phases_in_order() -> None:
@@ -20,7 +22,7 @@ def test_rounds_belong_to_phases_in_order() -> None:
 
 def test_layouts_of_all_phases() -> None:
     config = load(None, ["phases=[{rounds: 2}, {rounds: 1, trainable: ['fc.*'], filter: none}]"])
-    everything, head = check_patterns(config, MODEL)
+    everything, head = check_patterns(config, MODEL, DATASET)
     assert len(everything) == sum(parameter.numel() for parameter in MODEL.parameters())
     assert [segment.name for segment in head.segments] == ["fc.weight", "fc.bias"]
 
@@ -41,7 +43,7 @@ def test_a_method_that_does_not_suit_the_model_is_found_before_the_first_round(
     config = load(None, overrides)
     model = nn.Linear(3, 2) if "moon" in overrides[0] else ResNet20((1, 8, 8), 3)
     with pytest.raises(ValueError, match=message):
-        check_patterns(config, model)
+        check_patterns(config, model, DATASET)
 
 
 ON_FEATURES = [name for name, entry in methods.LOCAL_ALGORITHMS.items() if entry.build().needs_features]
@@ -51,11 +53,11 @@ ON_FEATURES = [name for name, entry in methods.LOCAL_ALGORITHMS.items() if entry
 def test_a_method_that_acts_on_features_is_refused_where_none_of_them_trains(name: str) -> None:
     reason = rf"trainable: got \['fc\.\*'\], .* local\.algorithm {name} acts on: it would be FedAvg; train earlier"
     with pytest.raises(ValueError, match=f"^{reason}"):
-        check_patterns(load(None, [f"local.algorithm={name}", "trainable=['fc.*']"]), MODEL)
+        check_patterns(load(None, [f"local.algorithm={name}", "trainable=['fc.*']"]), MODEL, DATASET)
     second = f"phases=[{{rounds: 1}}, {{rounds: 1, trainable: ['fc.*'], local: {{algorithm: {name}}}}}]"
     with pytest.raises(ValueError, match=rf"^phases\.1\.{reason}"):
-        check_patterns(load(None, [second]), MODEL)
-    check_patterns(load(None, [f"local.algorithm={name}", "trainable=['conv2.*', 'fc.*']"]), MODEL)
+        check_patterns(load(None, [second]), MODEL, DATASET)
+    check_patterns(load(None, [f"local.algorithm={name}", "trainable=['conv2.*', 'fc.*']"]), MODEL, DATASET)
 
 
 @pytest.mark.parametrize("name", ON_FEATURES)
@@ -107,4 +109,4 @@ def test_a_filter_is_given_the_layers_that_are_asked_for(name: str) -> None:
 )
 def test_a_pattern_that_matches_nothing_is_found_before_the_first_round(overrides: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        check_patterns(load(None, overrides), MODEL)
+        check_patterns(load(None, overrides), MODEL, DATASET)

@@ -16,6 +16,7 @@ import numpy as np
 from fedspec_dist.data import files
 from fedspec_dist.data.images.arrays import MAX_CLASSES, Arrays, channel_statistics
 from fedspec_dist.data.images.npz_file import DamagedError, names_in, read_arrays
+from fedspec_dist.data.raw import RawData, Split, numbered
 
 _KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 _CLIENTS = "train_clients"
@@ -26,6 +27,10 @@ _MAX_GAPS, _SMALL = 10, 1000
 
 class Npz:
     """Images `[n, H, W]` or `[n, H, W, C]`, uint8 or floating point; labels `[n]` or `[n, 1]`, integers.
+
+    Or any arrays: `train_inputs` (or `train_inputs_0`, `train_inputs_1` and so on, which a model takes in this order),
+    `train_targets`, `train_groups`, `train_clients`, and the same with `test_`. Those are taken as they are; whole
+    targets `[n]` are classes. uint8 inputs stay whole numbers.
 
     Client ids, if any, are integers or strings of fixed width, `[n]` or `[n, 1]`; they are numbered in their order.
 
@@ -69,8 +74,10 @@ class Npz:
         renumbered = " renumbered" if self.renumber else ""
         return f"npz 3 {self.given_num_classes}{renumbered} {files.digest(self._locate())}"
 
-    def load(self) -> Arrays:
+    def load(self) -> Arrays | RawData:
         path = self._locate()
+        if (any_arrays := self._any_arrays(path)) is not None:
+            return any_arrays
         stored = self._read(path, _KEYS, optional=[_CLIENTS])
         train, test = _images(path, stored, "train"), _images(path, stored, "test")
         train_labels, test_labels = _labels(path, stored, "train"), _labels(path, stored, "test")
@@ -84,6 +91,43 @@ class Npz:
         num_classes = self.given_num_classes or _count_classes(path, train_labels, test_labels)
         clients = _client_ids(path, stored[_CLIENTS]) if _CLIENTS in stored else None
         return Arrays(train, train_labels, test, test_labels, num_classes, mean, std, clients)
+
+    def _any_arrays(self, path: Path) -> RawData | None:
+        """Of a file with `train_inputs` or `train_inputs_0`, `_1` and so on, in place of `train_images`."""
+        try:
+            present = names_in(path)
+        except (OSError, DamagedError):
+            return None  # whoever reads the images says so
+        named = [name for name in present if name.startswith(("train_", "test_"))]
+        if "train_images" in named or not any(name.startswith("train_inputs") for name in named):
+            return None
+        stored = self._read(path, named)
+        inputs = [_numbered_inputs(path, stored, split) for split in ("train", "test")]
+        given = {
+            (s, part): stored.get(f"{s}_{part}") for s in ("train", "test") for part in ("targets", "groups", "clients")
+        }
+        targets = [_as_known(f"{s}_targets", given[s, "targets"]) for s in ("train", "test")]
+        classes = targets[0] is not None and targets[0].ndim == 1 and targets[0].dtype == np.int64
+        groups = [_as_known(f"{s}_groups", given[s, "groups"]) for s in ("train", "test")]
+        if groups[0] is None and classes:
+            groups = targets
+        clients: tuple[np.ndarray | None, np.ndarray | None] = (None, None)
+        if (ids := given["train", "clients"]) is not None:
+            clients = numbered(
+                _column(ids), None if given["test", "clients"] is None else _column(given["test", "clients"])
+            )
+        splits = [Split(inputs[n], targets[n], groups[n], clients[n]) for n in range(2)]
+        num_groups = 0 if groups[0] is None else max(int(g.max()) for g in groups if g is not None) + 1
+        return RawData(splits[0], splits[1], self._num_outputs(targets), max(num_groups, self.given_num_classes or 0))
+
+    def _num_outputs(self, targets: Sequence[np.ndarray | None]) -> int:
+        """Classes or words of whole targets, values of a real one."""
+        known = [part for part in targets if part is not None]
+        if self.given_num_classes is not None or not known:
+            return self.given_num_classes or 1
+        if known[0].dtype == np.int64:
+            return max(2, *(int(part.max(initial=0)) + 1 for part in known))
+        return int(np.prod(known[0].shape[1:], dtype=int))
 
     def _locate(self) -> Path:
         for path in self.places:
@@ -108,6 +152,30 @@ class Npz:
             f"data.path: {path} has no {', '.join(missing)}; it needs {', '.join(_KEYS)} and has "
             f"{', '.join(present[:20]) or 'nothing'}"
         )
+
+
+def _numbered_inputs(path: Path, stored: dict[str, np.ndarray], split: str) -> tuple[np.ndarray, ...]:
+    names = [f"{split}_inputs"] if f"{split}_inputs" in stored else []
+    while not names or names[0] != f"{split}_inputs":
+        if (name := f"{split}_inputs_{len(names)}") not in stored:
+            break
+        names.append(name)
+    if not names:
+        raise ValueError(f"data.path: {path} has train_inputs but no {split}_inputs; both splits need them")
+    return tuple(np.asarray(_as_known(name, stored[name])) for name in names)
+
+
+def _as_known(name: str, array: np.ndarray | None) -> np.ndarray | None:
+    """Whole numbers as int64 and real ones as they are, half precision as float32; bytes stay bytes in inputs."""
+    if array is None or array.dtype in (np.bool_, np.float32, np.float64, np.int64):
+        return array
+    if array.dtype == np.uint8 and "inputs" in name:
+        return array
+    if np.issubdtype(array.dtype, np.integer):
+        return array.astype(np.int64)
+    if array.dtype == np.float16:
+        return array.astype(np.float32)
+    raise ValueError(f"data.path: {name} has type {array.dtype}; allowed are whole and real numbers")
 
 
 def _count_classes(path: Path, train: np.ndarray, test: np.ndarray) -> int:

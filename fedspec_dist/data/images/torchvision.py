@@ -1,0 +1,134 @@
+"""Any classification data set of torchvision, by the name of its class."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedspec_dist.data.files import DatasetNotFoundError
+from fedspec_dist.data.images.arrays import channel_statistics
+from fedspec_dist.data.own_files import OwnFiles
+from fedspec_dist.data.raw import RawData, Split
+
+# What the two splits are called, in the order in which they are tried.
+_SPLITS = (("train", "test"), ("train", "val"), ("train", "valid"), ("trainval", "test"), ("byclass", "byclass"))
+_OTHER_TASKS = ("Detection", "Segmentation", "Caption", "Flow", "Stereo", "Video", "Kinetics", "UCF", "HMDB", "Pair")
+
+
+class Torchvision(OwnFiles):
+    """Images are brought to `size`, which is needed where they differ, and are normalised as all images are.
+
+    Args:
+        name: of the class in `torchvision.datasets`, such as `SVHN`, `EuroSAT`, `FGVCAircraft`.
+        size: `[height, width]`.
+        arguments: further ones of the class, such as `split: letters` of EMNIST.
+        test_fraction: of the samples of a data set that has no test split of its own.
+    """
+
+    name = "torchvision"
+
+    def __init__(
+        self,
+        root: Path,
+        download: bool,
+        seed: int,
+        *,
+        name: str,
+        size: list[int] | None = None,
+        arguments: dict[str, Any] | None = None,
+        test_fraction: float = 0.2,
+    ) -> None:
+        super().__init__(root, download, seed)
+        self.download = download
+        self._name, self._size, self._arguments = name, size, arguments or {}
+        self._test_fraction = test_fraction
+
+    def fingerprint(self) -> str:
+        """The files' own digests are torchvision's business, which checks them where it knows them."""
+        settings = (self._name, self._size, sorted(self._arguments.items()), self._test_fraction, self.seed)
+        parts = self._open(download=False)
+        return f"torchvision 1 {settings!r} {[len(part) for part in parts]} {[_sampled(part) for part in parts]}"
+
+    def load(self) -> RawData:
+        parts = self._open(self.download)
+        found = [self._read(part) for part in parts]
+        if len(found) == 1:
+            (images, labels), places = found[0], self.split(len(found[0][1]), self._test_fraction)
+            found = [(images[p], labels[p]) for p in places]
+        splits = [Split((images,), labels, labels) for images, labels in found]
+        count = max(int(max(split.targets.max() for split in splits if split.targets is not None)) + 1, 2)
+        classes = getattr(parts[0], "classes", None)
+        facts = {"classes": [str(name) for name in classes]} if isinstance(classes, (list, tuple)) else {}
+        return RawData(splits[0], splits[1], count, count, pixels=channel_statistics(splits[0].inputs[0]), facts=facts)
+
+    def _open(self, download: bool) -> list[Any]:
+        """The training and the test part, or the whole where there are no parts."""
+        kind = _class_of(self._name)
+        taken = inspect.signature(kind.__init__).parameters
+        own = {**({"download": download} if "download" in taken else {}), **self._arguments}
+        if "train" in taken:
+            choices: list[list[dict[str, Any]]] = [[{"train": True}, {"train": False}]]
+        elif "split" in taken and "split" not in own:
+            choices = [[{"split": left}, {"split": right}] for left, right in _SPLITS]
+        else:
+            choices = [[{}]]
+        failure: Exception | None = None
+        for choice in choices:
+            try:
+                return [kind(root=str(self.root), **own, **part) for part in choice]
+            except ValueError as error:  # of a split that this one does not have
+                failure = error
+            except (OSError, RuntimeError, TypeError, ImportError) as error:
+                failure = error
+                break
+        kind_of_error = DatasetNotFoundError if isinstance(failure, (OSError, RuntimeError)) else ValueError
+        reason = str(failure).strip().splitlines()[0] if str(failure).strip() else type(failure).__name__
+        raise kind_of_error(
+            f"data.name: {self._name} of torchvision cannot be opened in {self.root}: {reason}. Put its files there, "
+            f"or "
+            "set data.download: true on a machine with internet access"
+        ) from failure
+
+    def _read(self, part: Any) -> tuple[np.ndarray, np.ndarray]:
+        images, labels = [], []
+        for place in range(len(part)):
+            image, label = part[place]
+            if isinstance(label, bool) or not isinstance(label, (int, np.integer)):
+                raise ValueError(
+                    f"data.name: {self._name} has targets of type {type(label).__name__}; allowed are data sets with a "
+                    "class for each image"
+                )
+            if self._size is not None:
+                image = image.resize((self._size[1], self._size[0]))
+            pixels = np.asarray(image if image.mode in ("L", "RGB") else image.convert("RGB"))
+            images.append(pixels.reshape(image.height, image.width, -1))
+            labels.append(int(label))
+            if images[-1].shape != images[0].shape:
+                raise ValueError(
+                    f"data.size: images of {self._name} differ in size or channels ({images[0].shape}, "
+                    f"{images[-1].shape}); give the size to which all are brought, such as [32, 32]"
+                )
+        return np.stack(images), np.array(labels, dtype=np.int64)
+
+
+def _class_of(name: str) -> Any:
+    from torchvision import datasets
+
+    known = [n for n in datasets.__all__ if not any(word in n for word in _OTHER_TASKS) and not n.endswith("Folder")]
+    if name not in known:
+        raise ValueError(f"data.name: got {name!r}; allowed are classification data sets: {', '.join(sorted(known))}")
+    return getattr(datasets, name)
+
+
+def _sampled(part: Any) -> str:
+    """A digest of some samples: first, last and some in between."""
+    import hashlib
+
+    summed = hashlib.sha256()
+    for place in sorted({round(step * (len(part) - 1) / 15) for step in range(16)}):
+        image, label = part[place]
+        summed.update(np.ascontiguousarray(np.asarray(image)).tobytes() + repr(label).encode())
+    return summed.hexdigest()[:16]

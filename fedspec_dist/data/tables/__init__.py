@@ -1,0 +1,1 @@
+"""Data sets that are tables: columns of numbers and categories."""

@@ -1,0 +1,188 @@
+"""Texts in a table or in lines of JSON, with a label each, or to tell the next token of."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedspec_dist.data.own_files import OwnFiles, digest_of, open_text
+from fedspec_dist.data.raw import RawData, Split, numbered
+from fedspec_dist.data.text.tokens import Hashing, Tokenizer, Words, next_tokens, padded
+
+
+class Text(OwnFiles):
+    """Inputs are token numbers `[n, max_length]`; the vocabulary is that of the training texts.
+
+    Args:
+        path: a `.csv` or `.jsonl` file (or `.gz` of one); its samples are split by `test_fraction` and the seed.
+        train, test: two files, in place of one.
+        text, label, client: names of columns or fields; without `client` the texts are nobody's.
+        target: `label`, one class a text, or `next`, at each place the token that follows (task language).
+        tokenizer: `words`, `characters`, `hashing` of words, or the path of a JSON file of the `tokenizers` library.
+        min_count: how often a word must occur in the training texts.
+    """
+
+    name = "text"
+
+    def __init__(
+        self,
+        root: Path,
+        download: bool,
+        seed: int,
+        *,
+        path: str | None = None,
+        train: str | None = None,
+        test: str | None = None,
+        text: str = "text",
+        label: str = "label",
+        client: str | None = None,
+        target: str = "label",
+        tokenizer: str = "words",
+        vocabulary_size: int = 10_000,
+        min_count: int = 1,
+        max_length: int = 128,
+        test_fraction: float = 0.2,
+    ) -> None:
+        super().__init__(root, download, seed)
+        if (path is None) == (train is None) or (train is None) != (test is None):
+            raise ValueError("data.path: give one file, or data.train and data.test")
+        self._paths = [("data.path", path)] if path is not None else [("data.train", train), ("data.test", test)]
+        self._text, self._label, self._client = text, label, client
+        self._target, self._tokenizer, self._max_length = target, tokenizer, max_length
+        self._vocabulary_size, self._min_count, self._test_fraction = vocabulary_size, min_count, test_fraction
+
+    def fingerprint(self) -> str:
+        split = (self._test_fraction, self.seed) if len(self._paths) == 1 else ()
+        names = (self._text, self._label, self._client, self._target)
+        settings = (*names, self._tokenizer, self._vocabulary_size, self._min_count, self._max_length, split)
+        own = [self.locate(self._tokenizer, "data.tokenizer")] if self._tokenizer.endswith(".json") else []
+        return digest_of(("text 1", settings), [*self._located(), *own])
+
+    def load(self) -> RawData:
+        fields = [
+            self._text,
+            *([self._label] if self._target == "label" else []),
+            *([self._client] if self._client else []),
+        ]
+        files = [read_records(path, fields) for path in self._located()]
+        if len(files) == 1:
+            parts = self.split(len(files[0][self._text]), self._test_fraction)
+            train, test = ({name: [words[p] for p in part] for name, words in files[0].items()} for part in parts)
+        else:
+            train, test = files
+        return texts_as_data(
+            [train[self._text], test[self._text]],
+            None if self._target == "next" else [train[self._label], test[self._label]],
+            None if self._client is None else [train[self._client], test[self._client]],
+            self._made_tokenizer(train[self._text]),
+            self._max_length,
+        )
+
+    def _located(self) -> list[Path]:
+        return [self.locate(path or "", key) for key, path in self._paths]
+
+    def _made_tokenizer(self, texts: Sequence[str]) -> Tokenizer:
+        if self._tokenizer == "hashing":
+            return Hashing(self._vocabulary_size)
+        if self._tokenizer in ("words", "characters"):
+            return Words(texts, self._vocabulary_size, self._min_count, self._tokenizer == "characters")
+        return _Library(self.locate(self._tokenizer, "data.tokenizer"))
+
+
+class _Library:
+    """A tokenizer of the `tokenizers` library; its numbers are moved by one, since 0 pads."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            from tokenizers import Tokenizer as Made
+        except ImportError as error:
+            raise ValueError(
+                "data.tokenizer: a file needs the package tokenizers: pip install tokenizers; allowed without it: "
+                "words, "
+                "characters, hashing"
+            ) from error
+        try:
+            self._made: Any = Made.from_file(str(path))
+        except Exception as error:  # the library's own are of this type
+            raise ValueError(f"data.tokenizer: {path} is no file of the tokenizers library: {error}") from error
+        self._name = path.name
+        self.size = int(self._made.get_vocab_size()) + 1
+
+    def __call__(self, text: str) -> list[int]:
+        return [number + 1 for number in self._made.encode(text).ids]
+
+    def facts(self) -> dict[str, Any]:
+        return {"tokenizer": self._name}
+
+
+def texts_as_data(
+    texts: Sequence[Sequence[str]],  # of training and test
+    labels: Sequence[Sequence[Any]] | None,  # None: the next token is told at each place
+    clients: Sequence[Sequence[Any]] | None,
+    tokenizer: Tokenizer,
+    max_length: int,
+) -> RawData:
+    """Token numbers with their targets; labels are numbered in the order of those that training texts have.
+
+    Raises:
+        ValueError: a test text has another label.
+    """
+    rows = [[tokenizer(text) for text in part] for part in texts]
+    owners: Sequence[np.ndarray | None] = [None, None]
+    if clients is not None:
+        owners = numbered(*(np.array([str(client) for client in part]) for part in clients))
+    facts: dict[str, Any] = {**tokenizer.facts(), "max_length": max_length}
+    if labels is None:
+        pairs = [next_tokens(part, max_length) for part in rows]
+        splits = [Split((inputs,), targets, None, who) for (inputs, targets), who in zip(pairs, owners, strict=True)]
+        return RawData(splits[0], splits[1], num_outputs=tokenizer.size, vocabulary=tokenizer.size, facts=facts)
+    classes = sorted(set(labels[0]), key=lambda label: (str(type(label)), label))
+    numbers = {label: number for number, label in enumerate(classes)}
+    if unknown := [label for label in labels[1] if label not in numbers]:
+        raise ValueError(
+            f"data.label: a test text has label {unknown[0]!r}, which no training text has; leave such texts out"
+        )
+    splits = []
+    for part, given, who in zip(rows, labels, owners, strict=True):
+        targets = np.array([numbers[label] for label in given], dtype=np.int64)
+        splits.append(Split((padded(part, max_length),), targets, targets, who))
+    count = max(len(classes), 2)
+    facts["classes"] = [str(label) for label in classes]
+    return RawData(splits[0], splits[1], count, count, vocabulary=tokenizer.size, facts=facts)
+
+
+def read_records(path: Path, fields: Sequence[str]) -> dict[str, list[Any]]:
+    """Field -> its value in each record of a `.csv` or `.jsonl` file.
+
+    Raises:
+        ValueError: it cannot be read, or a record lacks a field.
+    """
+    lines = path.name.removesuffix(".gz").endswith((".jsonl", ".ndjson"))
+    found: dict[str, list[Any]] = {name: [] for name in fields}
+    try:
+        with open_text(path) as file:
+            records = (
+                (json.loads(line) for line in file if line.strip()) if lines else csv.DictReader(file, strict=True)
+            )
+            for number, record in enumerate(records, start=1):
+                for name in fields:
+                    value = record.get(name) if isinstance(record, dict) else None
+                    if not isinstance(value, (str, int)) or isinstance(value, bool):
+                        there = ", ".join(map(str, record)) if isinstance(record, dict) else type(record).__name__
+                        raise ValueError(
+                            f"data: {path}, record {number}: {name!r} is {value!r}; allowed is a text or a whole "
+                            f"number "
+                            f"(the record has: {there})"
+                        )
+                    found[name].append(value)
+    except (OSError, UnicodeDecodeError, csv.Error, EOFError, json.JSONDecodeError) as error:
+        raise ValueError(f"data: cannot read {path}: {error}; allowed are .csv and .jsonl files in UTF-8") from error
+    if not found[fields[0]]:
+        raise ValueError(f"data: {path} has no records")
+    found[fields[0]] = [str(text) for text in found[fields[0]]]
+    return found
