@@ -208,11 +208,14 @@ def _moderate(widths: list[int]) -> list[int]:
     return widths
 
 
-_Norm = Literal["group", "none"]
+_Norm = Literal["group", "batch", "none"]
+_Outputs = Literal["sequence", "tokens"]
+_Depth = Annotated[int, Field(ge=1, le=100)]
 MODELS = {
     "mlp": method(
         ".models.mlp:Mlp",
         hidden=(Annotated[list[Width], Field(max_length=1000), AfterValidator(_moderate)], [200, 200]),
+        activation=(Annotated[Literal["relu", "tanh", "gelu"], LATER], "relu"),
     ),
     "cnn": method(
         ".models.cnn:Cnn", norm=(_Norm, "group"), width=(Annotated[int, Field(ge=2, multiple_of=2, le=2048)], 16)
@@ -222,6 +225,46 @@ MODELS = {
     "cnn207k": method(".models.fipa_cnn:cnn207k"),
     "lenet": method(".models.lenet:LeNet"),
     "resnet20": method(".models.resnet:ResNet20", norm=(_Norm, "group")),
+    "resnet18": method(
+        ".models.resnet:ResNet18",
+        norm=(_Norm, "batch"),
+        width=(Annotated[int, Field(ge=2, multiple_of=2, le=2048)], 64),
+    ),
+    "vit_small": method(
+        ".models.vit:VitSmall",
+        patch=(Width, 4),
+        width=(Width, 64),
+        depth=(_Depth, 4),
+        heads=(_Depth, 4),
+        dropout=(Fraction, 0.0),
+    ),
+    "lstm_text": method(
+        ".models.text:LstmText",
+        needs={"tokens"},
+        embedding=(Width, 64),
+        hidden=(Width, 128),
+        layers=(_Depth, 1),
+        dropout=(Fraction, 0.0),
+        outputs=(_Outputs, "sequence"),
+    ),
+    "transformer_text": method(
+        ".models.text:TransformerText",
+        needs={"tokens"},
+        width=(Width, 64),
+        depth=(_Depth, 2),
+        heads=(_Depth, 4),
+        dropout=(Fraction, 0.0),
+        outputs=(_Outputs, "sequence"),
+        tie_embeddings=(bool, False),
+    ),
+    "torchvision": method(
+        ".models.imported:torchvision",
+        name=(str, ...),
+        norm=(Literal["batch", "group"], "batch"),
+        stem=(Literal["cifar", "imagenet"], "imagenet"),
+        pretrained=(str | None, None),
+    ),
+    "module": method(".models.imported:module", path=(str, ...), arguments=(dict[str, Any] | None, None)),
 }
 
 # What is learned: the loss, the metrics, and the curvature in the model's outputs.

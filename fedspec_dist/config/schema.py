@@ -593,7 +593,8 @@ def load(path: str | Path | None = None, overrides: Sequence[str] = ()) -> Confi
     given = uniform(read(Path(path))) if path is not None else {}
     pairs = [split(override) for override in overrides]
     # First of all: which parameters a method has decides below what becomes of them.
-    _import_plugins(_laid({"plugins": given.get("plugins", [])}, Typed([p for p in pairs if _top(p) == "plugins"])))
+    early: dict[str, Any] = {key: given[key] for key in ("plugins", "model") if key in given}
+    _import_plugins(_laid(early, Typed([p for p in pairs if _top(p) in early or _top(p) in ("plugins", "model")])))
     typed = Typed(pairs)
     raw = _laid(given, typed)
     expand_phases(raw, rounds_given="rounds" in given or "rounds" in typed.tree)
@@ -637,7 +638,9 @@ def _import_plugins(raw: dict[str, Any]) -> None:
     In the current folder Python itself looks first or, with PYTHONSAFEPATH, not at all; here it does so last.
     """
     names = raw["plugins"]
-    if names and os.getcwd() not in sys.path and "" not in sys.path:
+    model = named(raw.get("model"))
+    by_path = isinstance(model, dict) and model.get("type") == "module"
+    if (names or by_path) and os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
     for name in names if isinstance(names, list) else []:
         try:

@@ -1,5 +1,6 @@
-"""Models: plain modules without buffers, usable with `torch.func`, sized from the data set's image shape.
+"""Models: modules sized from a sample's shape and the number of outputs, usable with `torch.func`.
 
-May import its own modules, nothing else of the package. A model is one file with a callable
-`(input_shape, num_classes, *, own parameters) -> network.Network` and one line in `methods.MODELS`.
+May import its own modules, nothing else of the package. A model is a callable `(input_shape, num_outputs, *, own
+parameters) -> torch.nn.Module` and one line in `methods.MODELS`; one that is a `network.Network` tells its features
+apart from its last layer, as some local methods need.
 """

@@ -7,18 +7,20 @@ from torch import nn
 InputShape = tuple[int, int, int]
 """Channels, height, width."""
 
-_NORMS = ("group", "none")
+_NORMS = ("group", "batch", "none")
 _NUM_GROUPS = 2  # as everywhere in the federated-learning code (FedRCL, FL-Simulator, FIPA)
 
 
 def normalisation(norm: str, channels: int) -> nn.Module:
-    """`GroupNorm(2, channels)` or the identity.
+    """`GroupNorm(2, channels)`, `BatchNorm2d(channels)` or the identity.
 
     Raises:
-        ValueError: any other name; batch norm in particular has running statistics that are not parameters.
+        ValueError: any other name.
     """
     if norm not in _NORMS:
         raise ValueError(f"model.norm: {norm!r} given; allowed: {', '.join(_NORMS)}")
+    if norm == "batch":
+        return nn.BatchNorm2d(channels)
     return nn.GroupNorm(_NUM_GROUPS, channels) if norm == "group" else nn.Identity()
 
 

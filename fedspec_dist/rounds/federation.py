@@ -414,6 +414,8 @@ def build_model(config: Config, dataset: Dataset) -> Network:
 
 def _model_arguments(config: Config, dataset: Dataset) -> dict[str, Any]:
     arguments = config.model.parameters(without=methods.MODEL_COMMON)
+    if config.model.type == "module" and dataset.vocabulary is not None:
+        return {"vocabulary_size": dataset.vocabulary, **arguments}
     if "tokens" not in methods.MODELS[config.model.type].needs:
         return arguments
     if dataset.vocabulary is None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedspec_dist.config import Config, expand_home, methods
 from fedspec_dist.core.failures import Kind
-from fedspec_dist.data.files import content_digest
+from fedspec_dist.data.files import content_digest, digest
 from fedspec_dist.runs.folder import RunFolder, checkpoints_in, write_json
 from fedspec_dist.runs.safe_files import read_object
 from fedspec_dist.runs.sources import DIGITS, module_digest, package_digest
@@ -59,6 +59,9 @@ def _is_digest(text: Any) -> bool:
 def identity_of(config: Config, with_data: bool = True) -> Identity:
     """As things are now. The data are read once a process, however many configs name them."""
     plugins = {module: module_digest(module) for module in used_plugins(config)}
+    if config.model.type == "torchvision" and config.model.pretrained is not None:
+        path = Path(config.model.pretrained)
+        plugins["model.pretrained"] = digest(path)[:DIGITS] if path.is_file() else ""
     return Identity(data_digest(config) if with_data else "", plugins, package_digest())
 
 
@@ -75,6 +78,8 @@ def used_plugins(config: Config) -> list[str]:
                 choices = getattr(phase.server, name)
                 chosen += [(key, choice) for choice in (choices if isinstance(choices, list) else [choices])]
     targets = [methods.FAMILIES[key].table[choice.type].target for key, choice in chosen]
+    if config.model.type == "module":
+        targets.append(config.model.path)
     return sorted({target.partition(":")[0] for target in targets if not target.startswith(".")})
 
 
