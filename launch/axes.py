@@ -10,10 +10,10 @@
     methods:                                  # each with overrides, axes and tuning of its own
       fedavg:
       fedprox: {overrides: [local.algorithm=fedprox], tune: {over: {local.algorithm.mu: [0.01, 0.1]}}}
-    tune: {over: {local.lr: [0.05, 0.1]}, seed: 0, metric: test_accuracy, last: 5, expand: true, budget: 60}
+    tune: {over: {local.lr: [0.05, 0.1]}, seed: 0, last: 5, expand: true, budget: 60}
 
-With `tune`, each method at each point of the axes first tries the grid `over` on the tuning seed; the seeds are then
-run at the best of it.
+With `tune`, each method at each point of the axes first tries the grid `over` on the tuning seed, and compares on
+validation samples (`data.holdout`, a tenth where the config has none); the seeds are then run at the best of it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ import difflib
 import functools
 import itertools
 import json
+import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -35,8 +36,12 @@ from fedspec_dist.config import Config, ConfigError, load
 from fedspec_dist.config.files import read, shown, split
 from fedspec_dist.config.methods import Count, CountOrZero, NotNegative
 
+log = logging.getLogger(__name__)
+
 Keyed = dict[str, Any]  # dotted key of the config -> value
 
+# Of a client's training samples, those that a tuning compares settings on, where the config keeps none.
+HOLDOUT = 0.1
 _MAX_PROBLEMS = 10
 _MAX_RUNS = 20_000
 
@@ -95,6 +100,12 @@ class Axes(Part):
         return [a | b | c for a, b, c in itertools.product(grid, rows, self.explicit or [{}])]
 
 
+def _metric(name: str) -> str:
+    if not name.startswith(("val_", "test_", "train_", "client_")):
+        raise ValueError("must be a metric of metrics.jsonl, such as val_accuracy, val_loss or train_loss")
+    return name
+
+
 class Over(Part):
     """What a method adds to the grid of the tuning."""
 
@@ -104,7 +115,8 @@ class Over(Part):
 class Tune(Over):
     """How a method's parameters are chosen; the same for all methods but for what they add to `over`."""
 
-    metric: Literal["test_accuracy", "test_loss", "train_loss"] = "test_accuracy"
+    # None: the one that counts, on validation samples; so is every `test_` metric that an older file names.
+    metric: Annotated[str, AfterValidator(_metric)] | None = None
     last: Count = 1  # mean of so many last values
     seed: CountOrZero = 0
     expand: bool = False
@@ -112,9 +124,13 @@ class Tune(Over):
     grid_points: Count | None = None  # each first grid must have as many
     tolerance: NotNegative = 0.0
 
+    def metric_for(self, headline: tuple[str, str]) -> str:
+        """What the runs of the tuning are compared by: never the test set."""
+        return f"val_{(self.metric or headline[0]).partition('_')[2]}" if self.validates else str(self.metric)
+
     @property
-    def sign(self) -> int:
-        return 1 if self.metric == "test_accuracy" else -1
+    def validates(self) -> bool:
+        return self.metric is None or self.metric.startswith(("val_", "test_"))
 
 
 def _nothing_is_empty(value: Any) -> Any:
@@ -145,6 +161,7 @@ class Run:
     tuned: Keyed  # and in the grid of the tuning
     config: Config
     arguments: list[str]
+    tuning: bool = False
 
     @property
     def seed(self) -> int:
@@ -168,20 +185,33 @@ class Case:
     path: str | None
     overrides: tuple[str, ...]
 
-    def run(self, tuned: Keyed, seed: int | None) -> Run:
-        """The run with these tuned values.
+    def config(self) -> Config:
+        """Of the case, before anything is tuned."""
+        return _load(self.path, (*self.overrides, *_texts(self.point)))
+
+    def run(self, tuned: Keyed, seed: int | None, tune: Tune | None = None) -> Run:
+        """The run with these tuned values; one of the tuning keeps samples for validation, where the case does not.
 
         Raises:
             ConfigError: there is no such config; with the case that wants it.
         """
         last = [] if seed is None else [f"seed={seed}"]
+        if tune is not None and tune.validates and not self.config().data.holdout:
+            last.append(f"data.holdout={HOLDOUT}")
         overrides = (*self.overrides, *_texts(self.point), *_texts(tuned), *last)
         try:
             config = _load(self.path, overrides)
         except ConfigError as error:
             raise ConfigError(f"{' '.join([self.method, *_texts(self.point), *_texts(tuned)])}: {error}") from None
         arguments = [*([self.path] if self.path else []), *overrides]
-        return Run(self.method, _resolved(config, self.point), _resolved(config, tuned), config, arguments)
+        return Run(
+            self.method,
+            _resolved(config, self.point),
+            _resolved(config, tuned),
+            config,
+            arguments,
+            tune is not None,
+        )
 
     def __str__(self) -> str:
         return " ".join([self.method, *_texts(self.point)])
@@ -219,7 +249,7 @@ class Sweep:
         if self.tune is None:
             return [case.run({}, seed) for seed in self.seeds]
         keyed = [dict(zip(case.over, values, strict=True)) for values in itertools.product(*case.over.values())]
-        return [case.run(tuned, self.tune.seed) for tuned in keyed]
+        return [case.run(tuned, self.tune.seed, self.tune) for tuned in keyed]
 
 
 def load_sweep(path: Path, more: Sequence[str] = ()) -> Sweep:
@@ -237,6 +267,15 @@ def load_sweep(path: Path, more: Sequence[str] = ()) -> Sweep:
     problems = [f"{path}: {text}" for text in itertools.islice(_contradictions(file, more), _MAX_PROBLEMS)]
     if problems:
         raise ConfigError("\n".join(problems))
+    if file.tune is not None and (file.tune.metric or "").startswith("test_"):
+        log.warning(
+            "%s: tune.metric: %s is of the samples that results are tested on; what is compared is its twin on "
+            "validation "
+            "samples, %s",
+            path,
+            file.tune.metric,
+            file.tune.metric_for(("", "max")),
+        )
     sweep = Sweep(
         path.stem, _cases(file, _find(file.config, path), more), [*file.seeds] if file.seeds else [None], file.tune
     )

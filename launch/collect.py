@@ -17,15 +17,16 @@ from rich.text import Text
 from launch.axes import Run, as_override
 from launch.outcomes import DIVERGED, FAILED, FINISHED, PENDING
 from launch.record import write
-from launch.study import Progress, Study, unique
+from launch.study import Progress, Study, sign_of, unique
 
+# Of a run; `{}` is the metric that counts.
 _RESULTS = (
     "state",
     "round",
     "rounds",
     "score",
-    "final_test_accuracy",
-    "best_test_accuracy",
+    "final_{}",
+    "best_{}",
     "best_round",
     "final_test_loss",
     "seconds",
@@ -62,14 +63,15 @@ def _value(run: Run, key: str) -> Any:
 
 def _result(study: Study, run: Run) -> dict[str, Any]:
     outcome = study.outcome(run)
-    best_accuracy, best_round = outcome.best("test_accuracy") or (None, None)
+    metric, _ = study.headline()
+    best, best_round = outcome.best() or (None, None)
     values = (
         outcome.state,
         outcome.round,
         run.config.rounds,
         study.score(run),
-        outcome.last("test_accuracy"),
-        best_accuracy,
+        outcome.last(metric),
+        best,
         best_round,
         outcome.last("test_loss"),
         sum(record.get("seconds_round", 0.0) for record in outcome.records),
@@ -77,7 +79,7 @@ def _result(study: Study, run: Run) -> dict[str, Any]:
         " ".join(outcome.error.split()),
         str(run.folder),
     )
-    return dict(zip(_RESULTS, values, strict=True))
+    return dict(zip((name.format(metric) for name in _RESULTS), values, strict=True))
 
 
 def as_csv(table: Sequence[dict[str, Any]]) -> str:
@@ -90,7 +92,7 @@ def as_csv(table: Sequence[dict[str, Any]]) -> str:
 
 def summary(study: Study) -> str:
     """Markdown: each case, its mean and standard deviation over seeds; best first, those with lacking seeds last."""
-    metric, last = study.metric()
+    metric, last = study.final_metric()
     what = f"{metric}, mean of the last {last}" if last > 1 else f"last {metric}"
     tuned = study.sweep.tune is not None
     head = ["method", *(["tuned"] if tuned else []), what, "spread", "seeds"]
@@ -114,9 +116,9 @@ def _summary_row(study: Study, progress: Progress) -> tuple[tuple[bool, float], 
         f"{stdev(scores):.4f}" if len(scores) > 1 else "",
         seeds,
     ]
-    sign = study.sweep.tune.sign if study.sweep.tune else 1
+    sign = sign_of(study.final_metric()[0], study.headline())
     if study.sweep.tune is not None:
-        cells += _verdict_cells(progress, sign)
+        cells += _verdict_cells(progress, study.tuning_sign())
     return (len(scores) < len(study.sweep.seeds), -sign * mean(scores) if scores else 0.0), cells
 
 
@@ -162,20 +164,20 @@ def state_tables(study: Study, states: Mapping[Path, str]) -> list[Table]:
         if study.sweep.tune is None:
             cases.add_row(Text(str(item.case)), shown, "", "")
             continue
-        _, points, optimum = _verdict_cells(item, study.sweep.tune.sign)
+        _, points, optimum = _verdict_cells(item, study.tuning_sign())
         cases.add_row(Text(str(item.case)), shown, points, Text(optimum))
-    runs = Table("run", "state", "round", "accuracy")
+    runs = Table("run", "state", "round", "metric")
     runs.add_column("error or folder", overflow="fold")
     for run in study.known():
         if (name := state(run)) in (FINISHED, PENDING):
             continue
         outcome = study.outcome(run)
-        accuracy = outcome.last("test_accuracy")
+        value = outcome.last(outcome.headline[0])
         runs.add_row(
             Text(str(run)),
             name,
             f"{outcome.round}/{run.config.rounds}",
-            "" if accuracy is None else f"{accuracy:.4f}",
+            "" if value is None else f"{value:.4f}",
             Text(outcome.error.splitlines()[-1] if name in (FAILED, DIVERGED) and outcome.error else str(run.folder)),
         )
     return [cases, runs] if runs.row_count else [cases]
@@ -184,7 +186,7 @@ def state_tables(study: Study, states: Mapping[Path, str]) -> list[Table]:
 def one_line(study: Study, run: Run) -> str:
     """What a run that ended came to."""
     outcome = study.outcome(run)
-    metric, _ = study.metric()
+    metric, _ = study.metric_of(run)
     score = study.score(run)
     shown = f"{metric} {score:.4f}" if score is not None else f"after {outcome.round} of {run.config.rounds} rounds"
     return f"{outcome.state}: {run}: {shown}"

@@ -30,6 +30,7 @@ class Outcome:
     records: list[dict[str, Any]] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
     error: str = ""
+    headline: tuple[str, str] = ("test_accuracy", "max")  # the metric that counts, and its direction
 
     @property
     def complete(self) -> bool:
@@ -49,10 +50,12 @@ class Outcome:
         """The last value."""
         return next((record[metric] for record in reversed(self.records) if record.get(metric) is not None), None)
 
-    def best(self, metric: str) -> tuple[float, int] | None:
-        """The largest value, the first of equals, and its round."""
+    def best(self) -> tuple[float, int] | None:
+        """The best value of the metric that counts, the first of equals, and its round."""
+        metric, direction = self.headline
         values = [(record[metric], record["round"]) for record in self.records if record.get(metric) is not None]
-        return max(values, key=lambda item: item[0]) if values else None
+        sign = 1 if direction == "max" else -1
+        return max(values, key=lambda item: sign * item[0]) if values else None
 
 
 class Outcomes:
@@ -93,19 +96,20 @@ def read_outcome(folder: Path, skips: bool = False) -> Outcome:
     """`skips`: whether the run would go on past a bad client, so that having stopped at one is no result."""
     files = RunFolder(folder)
     records = metrics.read(files.metrics)
+    happened = events.read(files.events)
+    headline = events.headline(happened)
     if (summary := files.ended()) is not None:
         diverged = summary["status"] == DIVERGED
-        return Outcome(DIVERGED if diverged else FINISHED, records, summary, str(summary.get("reason", "")))
-    happened = events.read(files.events)
+        return Outcome(DIVERGED if diverged else FINISHED, records, summary, str(summary.get("reason", "")), headline)
     if not happened and not files.logs.exists():
         return Outcome(PENDING)
     if in_use(folder):
-        return Outcome(RUNNING, records)
+        return Outcome(RUNNING, records, headline=headline)
     end = events.last_end(happened)
     if end is None or end.name not in (events.FAILED, events.DIVERGED):
-        return Outcome(UNFINISHED, records)
+        return Outcome(UNFINISHED, records, headline=headline)
     diverged = end.name == events.DIVERGED and not (skips and events.diverged_at_a_client(end))
-    return Outcome(DIVERGED if diverged else FAILED, records, error=end.message)
+    return Outcome(DIVERGED if diverged else FAILED, records, error=end.message, headline=headline)
 
 
 def in_use(folder: Path) -> bool:

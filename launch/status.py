@@ -34,7 +34,7 @@ class Row:
     state: str
     job_id: str
     rounds: str
-    accuracy: str
+    metric: str
     elapsed: str
     left: str
     error: str
@@ -42,7 +42,7 @@ class Row:
 
 _FILE_WIDTH = 500
 _ERROR_WIDTH = 240  # the whole of it is in the log and in attempts.jsonl
-COLUMNS = ("run", "state", "job", "round", "accuracy", "elapsed", "time left", "last error")
+COLUMNS = ("run", "state", "job", "round", "metric", "elapsed", "time left", "last error")
 
 
 def rows(run_folders: Iterable[Path]) -> list[Row]:
@@ -55,7 +55,8 @@ def rows(run_folders: Iterable[Path]) -> list[Row]:
 
 def _row(files: SubmissionFolder, record: Record | None, slurm: Mapping[str, queue.QueueState]) -> Row:
     state = _queue_state(record, slurm)
-    metrics = _last_metrics(files.run_folder / "metrics.jsonl")
+    headline, _ = events.headline(events.read(RunFolder(files.run_folder).events))
+    metrics = _last_metrics(files.run_folder / "metrics.jsonl", headline)
     total, done = _rounds(files), int(metrics.get("round", 0))
     finished = files.finished()
     working = state if state and state.is_alive and not finished else None
@@ -65,7 +66,7 @@ def _row(files: SubmissionFolder, record: Record | None, slurm: Mapping[str, que
         state=_state_text(files, record, state),
         job_id=record.job_id if record else "",
         rounds=f"{done}/{total}" if total else str(done),
-        accuracy=f"{metrics['test_accuracy']:.4f}" if metrics.get("test_accuracy") is not None else "",
+        metric=f"{metrics['value']:.4f}" if metrics.get("value") is not None else "",
         elapsed=working.elapsed if working else _duration(metrics.get("seconds_total")),
         left=_time_left(working, total - done, metrics.get("seconds_mean")) if working else "",
         error=error if len(error) <= _ERROR_WIDTH else f"{error[:_ERROR_WIDTH]}...",
@@ -128,8 +129,8 @@ def _error(files: SubmissionFolder, record: Record | None, state: queue.QueueSta
     return end.message if end is not None else last_error(record.logs())
 
 
-def _last_metrics(path: Path) -> dict[str, Any]:
-    """The newest accuracy, round, and seconds a round of the last lines; a broken line is skipped."""
+def _last_metrics(path: Path, headline: str) -> dict[str, Any]:
+    """The newest value of the metric that counts, round, and seconds a round; of the last lines that are whole."""
     found: dict[str, Any] = {}
     seconds = []
     for line in tail(path):
@@ -138,9 +139,9 @@ def _last_metrics(path: Path) -> dict[str, Any]:
         except (ValueError, RecursionError):
             continue
         if isinstance(record, dict) and isinstance(record.get("round"), int):
-            accuracy = _number(record.get("test_accuracy"))
+            value = _number(record.get(headline))
             found["round"] = record["round"]
-            found["test_accuracy"] = accuracy if accuracy is not None else found.get("test_accuracy")
+            found["value"] = value if value is not None else found.get("value")
             seconds.append(_number(record.get("seconds_round")) or 0.0)
     if seconds:
         found["seconds_mean"] = sum(seconds) / len(seconds)
@@ -181,7 +182,7 @@ def table(found: Sequence[Row]) -> Table:
     for column in COLUMNS:
         shown.add_column(column, overflow="fold", no_wrap=column not in ("time left", "last error"))
     for row in found:
-        cells = (row.run, row.state, row.job_id, row.rounds, row.accuracy, row.elapsed, row.left, row.error)
+        cells = (row.run, row.state, row.job_id, row.rounds, row.metric, row.elapsed, row.left, row.error)
         shown.add_row(*(Text(cell) for cell in cells))  # brackets in an error are not markup
     return shown
 

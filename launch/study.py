@@ -69,13 +69,26 @@ class Study:
         """Cases whose tuning found no point with a result: there is nothing to run their seeds with."""
         return [progress.case for progress in self.progress() if progress.verdict and progress.verdict.best is None]
 
-    def metric(self) -> tuple[str, int]:
-        """What runs are compared by: a metric, and how many last values its mean is of."""
+    def headline(self) -> tuple[str, str]:
+        """The metric that counts in these runs, and its direction."""
+        return self.sweep.cases[0].config().headline()
+
+    def final_metric(self) -> tuple[str, int]:
+        """What the results are compared by: a metric, and how many last values its mean is of."""
+        return self.headline()[0], self.sweep.tune.last if self.sweep.tune else 1
+
+    def metric_of(self, run: Run) -> tuple[str, int]:
+        """The same for a run: those of a tuning are compared on validation samples."""
         tune = self.sweep.tune
-        return (tune.metric, tune.last) if tune else ("test_accuracy", 1)
+        return (tune.metric_for(self.headline()), tune.last) if run.tuning and tune else self.final_metric()
+
+    def tuning_sign(self) -> int:
+        """1 where more of the tuning's metric is better, -1 where less is."""
+        assert self.sweep.tune is not None
+        return sign_of(self.sweep.tune.metric_for(self.headline()), self.headline())
 
     def score(self, run: Run) -> float | None:
-        return self.outcome(run).score(*self.metric())
+        return self.outcome(run).score(*self.metric_of(run))
 
     def _progress(self, case: Case) -> Progress:
         if self.sweep.tune is None:
@@ -91,7 +104,7 @@ class Study:
         assert tune is not None
 
         def run_at(point: Point) -> Run:
-            return case.run(dict(zip(case.over, point, strict=True)), tune.seed)
+            return case.run(dict(zip(case.over, point, strict=True)), tune.seed, tune)
 
         def legal(point: Point) -> bool:
             if any(_changes_meaning(key, value, case.over[key]) for key, value in zip(case.over, point, strict=True)):
@@ -111,7 +124,8 @@ class Study:
             if not all(self.outcome(run).complete for run in new.values()):
                 return runs, None
             scores = {point: self.score(run) for point, run in new.items()}
-            told |= {point: None if score is None else tune.sign * score for point, score in scores.items()}
+            sign = self.tuning_sign()
+            told |= {point: None if score is None else sign * score for point, score in scores.items()}
         return runs, asked
 
 
@@ -120,6 +134,14 @@ def _changes_meaning(key: str, value: object, first: Sequence[object]) -> bool:
     if key.rpartition(".")[2] != "clients_per_round" or not isinstance(value, (int, float)):
         return False
     return any(isinstance(other, (int, float)) and type(value) is not type(other) for other in first)
+
+
+def sign_of(metric: str, headline: tuple[str, str]) -> int:
+    """1 where more of a metric is better. Of others than the one that counts: losses and errors are better small."""
+    stem = metric.partition("_")[2]
+    if stem == headline[0].partition("_")[2]:
+        return 1 if headline[1] == "max" else -1
+    return 1 if stem.startswith(("accuracy", "r2")) else -1
 
 
 def unique(runs: Iterable[Run]) -> list[Run]:

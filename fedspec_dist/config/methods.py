@@ -60,6 +60,7 @@ class Method:
     key: str = ""  # of the family, for a method of a user's own
     needs: frozenset[str] = frozenset()  # what it asks of task, data and model; see `NEEDS`
     gives: frozenset[str] = frozenset()  # of a task: which of these it has
+    headline: tuple[str, str] | None = None  # of a task: the metric that counts, and whether `max` or `min` is better
 
     @property
     def is_ours(self) -> bool:
@@ -93,9 +94,22 @@ NEEDS = {
 
 
 def method(
-    target: str, /, *, needs: Iterable[str] = (), gives: Iterable[str] = (), **parameters: tuple[Any, Any]
+    target: str,
+    /,
+    *,
+    needs: Iterable[str] = (),
+    gives: Iterable[str] = (),
+    headline: tuple[str, str] | None = None,
+    **parameters: tuple[Any, Any],
 ) -> Method:
-    return Method(target, parameters, needs=frozenset(needs), gives=frozenset(gives))
+    return Method(target, parameters, needs=frozenset(needs), gives=frozenset(gives), headline=headline)
+
+
+def headline_of(task: str) -> tuple[str, str]:
+    """The metric of a task that counts, and whether `max` or `min` is better; a user's own names it in its class."""
+    entry = TASKS[task]
+    found: tuple[str, str] = entry.headline or entry.load().headline
+    return found
 
 
 _PartOf = Annotated[float, Field(gt=0, lt=1)]
@@ -269,11 +283,12 @@ MODELS = {
 
 # What is learned: the loss, the metrics, and the curvature in the model's outputs.
 TASKS = {
-    "classification": method(".tasks.classification:Classification", gives={"classes"}),
-    "regression": method(".tasks.regression:Regression"),
+    "classification": method(".tasks.classification:Classification", gives={"classes"}, headline=("accuracy", "max")),
+    "regression": method(".tasks.regression:Regression", headline=("mse", "min")),
     "language": method(
         ".tasks.language:Language",
         gives={"classes"},
+        headline=("accuracy", "max"),
         ignore_index=(Annotated[int, Field(ge=-(2**31), lt=0)], -100),
     ),
 }

@@ -479,6 +479,11 @@ class Config(Section):
         sections = {key: getattr(self, key) for key in PHASE_SECTIONS}
         return [Phase.model_construct(rounds=self.rounds, **sections)]
 
+    def headline(self) -> tuple[str, str]:
+        """The metric of the task that counts, as metrics.jsonl names it, and whether `max` or `min` is better."""
+        name, direction = methods.headline_of(self.task.type)
+        return (f"test_{name}" if "global" in self.eval.on else f"client_{name}_mean"), direction
+
     def cohort_size(self, num_clients: int | None = None) -> int:
         """Clients per round as a count; a share is of all clients, rounded down, at least one.
 

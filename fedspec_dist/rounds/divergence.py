@@ -65,8 +65,8 @@ def no_result(
     broken = sorted(name for name, tensor in state.items() if not bool(tensor.isfinite().all()))
     if broken:
         return f"the final model is not finite ({broken[0]}). {_sentence(advice or _CLIENTS)}"
-    if records and last.get("test_loss") is None:
-        return f"the loss of the final model on the test set is not finite. {_sentence(advice or _CLIENTS)}"
+    if any(name.startswith("test_") and value is None for name, value in last.items()):
+        return f"the loss or a metric of the final model on the test set is not finite. {_sentence(advice or _CLIENTS)}"
     if records and num_contributing(last) and last.get("train_loss") is None:
         return f"the clients' loss in the last round is not finite. {_sentence(advice or _CLIENTS)}"
     return ""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedspec_dist.config import Config
+from fedspec_dist.config.methods import headline_of
 from fedspec_dist.core.draws import keyed
 from fedspec_dist.distributed.assignment import assign
 from fedspec_dist.distributed.collectives import bits_sum, checksum
@@ -161,7 +162,7 @@ def test(job: Job, stage: Stage, completed: int) -> dict[str, float]:
                 module, stage.task, examples, owned, show, block_size, runtime.collectives, draws("clients")
             )
         job.client_tracker.log(completed, {c: {"num_samples": len(owned[c]), **row} for c, row in each.items()})
-        scores |= over_clients(each, stage.task.headline)
+        scores |= over_clients(each, headline_of(config.task.type))
     return scores
 
 

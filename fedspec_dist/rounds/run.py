@@ -23,6 +23,7 @@ from fedspec_dist.rounds.divergence import no_result, num_contributing, server_f
 from fedspec_dist.rounds.federation import build_model, load_federation, suit
 from fedspec_dist.rounds.loop import Job, train
 from fedspec_dist.rounds.phases import Phases
+from fedspec_dist.rounds.results import best_of, by_phase
 from fedspec_dist.runs.events import RESUMED, STARTED, STOPPED, Events
 from fedspec_dist.runs.folder import RunFolder, log_to_file, write_json
 from fedspec_dist.runs.identity import Identity, accept_or_refuse, differences, settle
@@ -83,7 +84,7 @@ def _work(
 ) -> int:
     """What a run does in its folder; returns the exit code."""
     if runtime.is_main:
-        events.write(STARTED, ranks=runtime.num_ranks)
+        events.write(STARTED, ranks=runtime.num_ranks, headline=list(config.headline()))
     runtime.collectives.all_gather(torch.zeros(1), "opening of the run folder")
     log_to_file(folder, runtime.rank)
     log.debug("rank %d of %d on %s, %s", runtime.rank, runtime.num_ranks, runtime.environment.host, runtime.device)
@@ -221,7 +222,7 @@ def _trackers(config: Config, folder: RunFolder, completed: int, console: Consol
     trackers: list[Tracker] = [metrics]
     if config.tracking.tensorboard:
         trackers.append(TensorBoard(folder.tensorboard, completed))
-    trackers.append(ConsoleTracker(console, config.name, config.rounds, completed))
+    trackers.append(ConsoleTracker(console, config.name, config.rounds, completed, config.headline()[0]))
     return Trackers(trackers)
 
 
@@ -231,18 +232,19 @@ def _summarize(
     records = read(folder.metrics)
     changes = accepted_changes(folder)
     reason = no_result(records, module.state_dict(), advice)
-    scored = [record for record in records if record.get("test_accuracy") is not None]
-    final = records[-1] if records else {}
-    best = max(scored, key=lambda record: record["test_accuracy"], default={})
+    metric, direction = config.headline()
+    final, best = records[-1] if records else {}, best_of(records, metric, direction)
     return {
         "name": config.name,
         "status": "diverged" if reason else "finished",
         **({"reason": reason} if reason else {}),
         "rounds": config.rounds,
-        "final_test_accuracy": final.get("test_accuracy"),
-        "final_test_loss": final.get("test_loss"),
-        "best_test_accuracy": best.get("test_accuracy"),
+        f"final_{metric}": final.get(metric),
+        **({"final_test_loss": final.get("test_loss")} if "test_loss" in final else {}),
+        f"best_{metric}": best.get(metric),
         "best_round": best.get("round"),
+        "headline": {"metric": metric, "direction": direction},
+        "phases": by_phase(records, metric, direction),
         "clients_skipped": sum(record.get("clients_skipped", 0) for record in records),
         "rounds_without_clients": sum(num_contributing(record) == 0 for record in records),
         "seconds": sum(record.get("seconds_round", 0.0) for record in records),

@@ -1,6 +1,6 @@
 """`events.jsonl`: what became of a run, one JSON object a line, written by the run itself.
 
-    started    rank 0 has the run folder
+    started    rank 0 has the run folder; `headline`: the metric that counts, and whether `max` or `min` is better
     resumed    from the checkpoint of `round`
     stopped    `by` a signal, after `round`
     failed     `kind` (see failures.py), `rank`, `host`, `message`
@@ -113,6 +113,13 @@ def last_end(events: Sequence[Event], since: float = 0.0) -> Event | None:
     ends = [event for event in latest[starts[-1] if starts else 0 :] if event.name in _ENDS]
     causes = [event for event in ends if event.name in (FAILED, DIVERGED)]
     return causes[0] if causes else ends[-1] if ends else None
+
+
+def headline(events: Sequence[Event]) -> tuple[str, str]:
+    """The metric that counts in a run, and its direction; earlier versions, which did not say, had one task."""
+    said = [event.facts["headline"] for event in events if "headline" in event.facts]
+    sound = [pair for pair in said if isinstance(pair, list) and len(pair) == 2 and pair[1] in ("max", "min")]
+    return (str(sound[-1][0]), sound[-1][1]) if sound else ("test_accuracy", "max")
 
 
 def diverged_at_a_client(event: Event) -> bool:

@@ -17,7 +17,8 @@ class Task:
     be aggregated by FIPA and by the Fisher merge.
     """
 
-    headline: ClassVar[tuple[str, Literal["max", "min"]]]  # of `summarize`, and whether more is better
+    # Of `summarize`, and whether more is better. Those of the package have it beside their line in `methods.TASKS`.
+    headline: ClassVar[tuple[str, Literal["max", "min"]]]
     num_sums: ClassVar[int]  # of `metrics`
 
     def check(self, data: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,7 +15,6 @@ from fedspec_dist.tasks.base import Task
 class Classification(Task):
     """Softmax cross-entropy over outputs `[B, C]` (logits) and targets `[B]` (int64 class numbers)."""
 
-    headline: ClassVar[tuple[str, Literal["max", "min"]]] = ("accuracy", "max")
     num_sums: ClassVar[int] = 2
 
     def check(self, data: Any) -> None:

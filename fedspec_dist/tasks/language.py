@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,7 +24,6 @@ class Language(Task):
     mean of as many as count, which the targets decide, and no label enters a Fisher matrix.
     """
 
-    headline: ClassVar[tuple[str, Literal["max", "min"]]] = ("accuracy", "max")
     num_sums: ClassVar[int] = 3
 
     def __init__(self, ignore_index: int = -100) -> None:

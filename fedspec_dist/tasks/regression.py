@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,8 +18,6 @@ class Regression(Task):
     Metrics are `mse` and `mae`, means over all `n D` values, and `r2`, the mean over the D columns of
     `1 - sum (f - y)^2 / sum (y - mean y)^2`; a column of equal targets has `r2` 0.
     """
-
-    headline: ClassVar[tuple[str, Literal["max", "min"]]] = ("mse", "min")
 
     def __init__(self) -> None:
         self._width = 1

@@ -169,7 +169,10 @@ def test_an_override_reads_back_as_its_value(value: Any) -> None:
         ),
         ("overrides: [rounds]", "overrides.0: got 'rounds'; 'rounds': an override is key=value"),
         ("tune: {over: {local.lr: [[1], 2]}}", "tune.over.local.lr: got [[1], 2]; must be different numbers or names"),
-        ("tune: {metric: accuracy, over: {local.lr: [1]}}", "tune.metric: got 'accuracy'; should be 'test_accuracy'"),
+        (
+            "tune: {metric: accuracy, over: {local.lr: [1]}}",
+            "tune.metric: got 'accuracy'; must be a metric of metrics.jsonl, such as val_accuracy",
+        ),
         (
             "tune: {over: {local.lr: [1, 2]}, expand: true}",
             "tune.budget: must be given with expand: how many points a method may try at most",

@@ -39,7 +39,9 @@ def program(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 
 FINISH = """
 import json, pathlib
-pathlib.Path(FOLDER, "metrics.jsonl").write_text(json.dumps({"round": ROUNDS, "test_accuracy": 0.1 * ROUNDS}))
+value = 0.1 * ROUNDS
+metrics = {"round": ROUNDS, "test_accuracy": value, "val_accuracy": value}
+pathlib.Path(FOLDER, "metrics.jsonl").write_text(json.dumps(metrics))
 pathlib.Path(FOLDER, "summary.json").write_text(json.dumps({"status": "finished"}))
 """
 SLEEP = "import time\nprint('working', flush=True)\ntime.sleep(100)"
@@ -327,7 +329,7 @@ def test_waiting_goes_on_from_the_tuning_to_the_seeds(
     monkeypatch.setattr(drive, "queue_states", queue_states)
     assert drive.run_on_slurm(study, wait=True, submit=cluster.submit) == 0
     assert [len(array) for array in cluster.arrays] == [2, 1, 2]
-    assert cluster.arrays[1][0].endswith("local.lr=0.4 seed=0")
+    assert cluster.arrays[1][0].endswith("local.lr=0.4 seed=0 data.holdout=0.1")
     assert cluster.arrays[2][1].endswith("local.lr=0.2 seed=2")
 
 

@@ -40,7 +40,12 @@ def finish(run: Run, *accuracies: float) -> None:
 def write_metrics(folder: Path, *accuracies: float) -> None:
     (folder / "log").mkdir(parents=True, exist_ok=True)
     records = [
-        {"round": number, "test_accuracy": value, "test_loss": 1 - value, "seconds_round": 0.5}
+        {
+            "round": number,
+            **{f"{split}_accuracy": value for split in ("test", "val")},
+            **{f"{split}_loss": 1 - value for split in ("test", "val")},
+            "seconds_round": 0.5,
+        }
         for number, value in enumerate(accuracies, start=1)
     ]
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
@@ -157,7 +162,8 @@ def test_scores() -> None:
     assert outcome.score("test_accuracy", 1) == 0.6
     assert outcome.score("test_accuracy", 2) == pytest.approx(0.7)
     assert outcome.score("test_loss", 1) is None
-    assert outcome.best("test_accuracy") == (0.8, 2)
+    assert outcome.best() == (0.8, 2)
+    assert Outcome("finished", records, headline=("test_accuracy", "min")).best() == (0.1, 1)
     assert Outcome("diverged", records).score("test_accuracy", 1) is None
 
 
@@ -345,8 +351,10 @@ def test_summary_of_a_tuning(tmp_path: Path) -> None:
         "| method | tuned | test_accuracy, mean of the last 2 | spread | seeds | tuning | points | optimum |"
     )
     assert (
-        "| digits-specgrad | `local.lr=0.2` | 0.7000 |  | 1/2 | 0.7000 | 3 | interior: values on all sides are worse |"
-    ) in summary(study), "the tuning's run of seed 0 is the result's"
+        "| digits-specgrad | `local.lr=0.2` |  |  | 0/2 | 0.7000 | 3 | interior: values on all sides are worse |"
+    ) in summary(study), "the tuning's run of seed 0, which kept samples for validation, is no result"
+    finish(study.waiting()[0], 0.9, 0.5)
+    assert "| 0.7000 |  | 1/2 | 0.7000 |" in summary(study)
     assert "Seed 0 is both the tuning's and among the seeds" in summary(study)
     stages = [row["stage"] for row in rows(study)]
     assert stages == ["tuning"] * 3 + ["result"] * 2

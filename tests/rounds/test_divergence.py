@@ -187,7 +187,7 @@ MODEL = {"weight": torch.ones(2), "steps": torch.tensor(3)}
             "nobody contributed to any of the 1 rounds: 2",
         ),
         ([FINE | {"cohort": [], "train_loss": None}], MODEL, "nobody contributed to any of the 1 rounds: no sampled"),
-        ([FINE, FINE | {"test_loss": None}], MODEL, "the loss of the final model on the test set is not finite"),
+        ([FINE, FINE | {"test_loss": None}], MODEL, "the loss or a metric of the final model on the test set"),
         ([FINE | {"test_loss": None}, FINE], MODEL, ""),
         ([FINE, FINE | {"train_loss": None}], MODEL, "the clients' loss in the last round is not finite"),
         ([FINE], MODEL | {"bias": torch.tensor([0.0, torch.nan])}, "the final model is not finite (bias)"),

@@ -13,11 +13,14 @@ from rich.table import Table
 
 
 class ConsoleTracker:
-    """Rounds done, accuracy, loss and time left."""
+    """Rounds done, the metric that counts, losses and time left."""
 
-    def __init__(self, console: Console, name: str, num_rounds: int, resumed_round: int) -> None:
+    def __init__(
+        self, console: Console, name: str, num_rounds: int, resumed_round: int, headline: str = "test_accuracy"
+    ) -> None:
         self._console = console
         self._name = name
+        self._headline = headline
         self._num_rounds = num_rounds
         self._first = resumed_round
         self._started = time.monotonic()
@@ -35,7 +38,7 @@ class ConsoleTracker:
             self._progress.start()
 
     def log(self, record: Mapping[str, Any]) -> None:
-        numbers = f"{_numbers(record)}  left {_duration(self._seconds_left(record['round']))}"
+        numbers = f"{_numbers(record, self._headline)}  left {_duration(self._seconds_left(record['round']))}"
         if self._progress is not None:
             self._progress.update(self._task, completed=record["round"], numbers=numbers)
         else:
@@ -65,8 +68,9 @@ def print_summary(console: Console, summary: Mapping[str, Any], folder: Path) ->
     print(f"run folder: {folder}", file=console.file, flush=True)
 
 
-def _numbers(record: Mapping[str, Any]) -> str:
-    shown = {"test_accuracy": "accuracy", "test_loss": "test loss", "train_loss": "train loss"}
+def _numbers(record: Mapping[str, Any], headline: str) -> str:
+    name = headline.removeprefix("test_").replace("_", " ")
+    shown = {headline: name, "test_loss": "test loss", "train_loss": "train loss"}
     present = [(label, record[key]) for key, label in shown.items() if record.get(key) is not None]
     return "  ".join(f"{label} {value:.4f}" for label, value in present)
 

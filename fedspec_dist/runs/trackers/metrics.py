@@ -12,9 +12,8 @@ from typing import IO, Any, Protocol
 from fedspec_dist.runs.folder import cannot_write, finite_or_null, write_text
 from fedspec_dist.runs.safe_files import open_own, read_objects
 
-# What readers take for numbers.
-_NUMBERS = ("test_accuracy", "test_loss", "train_loss", "bytes_exchanged")
-_TIMES = "seconds_"
+# How the names of what readers take for numbers begin.
+_NUMBERS = ("test_", "val_", "client_", "train_loss", "bytes_exchanged", "seconds_")
 
 
 class Tracker(Protocol):
@@ -110,7 +109,7 @@ def num_missing(path: Path, completed: int) -> int:
 
 def _is_record(content: Mapping[str, Any]) -> bool:
     """Whether readers find what they expect: a line may be JSON and yet be nobody's record."""
-    numbers = [value for key, value in content.items() if key in _NUMBERS or key.startswith(_TIMES)]
+    numbers = [value for key, value in content.items() if key.startswith(_NUMBERS)]
     return type(content.get("round")) is int and content["round"] > 0 and all(map(_is_number_or_null, numbers))
 
 
