@@ -18,6 +18,7 @@ import argparse
 import logging
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import IO, cast
 
 from fedspec_dist.config import Config, ConfigError, load, split_arguments
@@ -29,6 +30,7 @@ from fedspec_dist.processes.environment import (
     read_environment,
     tell_launcher,
 )
+from fedspec_dist.runs.branch import continued
 from fedspec_dist.runs.streams import Output, open_standard_streams
 
 EXIT_USAGE = 2
@@ -41,7 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if problem := _idle_option(options):
         parser.error(problem)
     try:
-        config = load(*split_arguments(options.config))
+        file, overrides = split_arguments(options.config)
+        if options.continue_from is not None:
+            if file is not None:
+                raise ConfigError(f"--continue-from: takes the config of that run; leave out {file}")
+            file, overrides = continued(options.continue_from, overrides)
+        config = load(file, overrides)
         if options.print_config:
             if is_first():
                 print(config.to_yaml(), end="")
@@ -111,6 +118,12 @@ def _parser() -> argparse.ArgumentParser:
         "--debug",
         action="store_true",
         help="one process: breakpoints work; autograd's anomaly checks, full log and tracebacks",
+    )
+    parser.add_argument(
+        "--continue-from",
+        type=Path,
+        metavar="RUN",
+        help="more rounds of a run, with its config: a new run that starts from its newest checkpoint (rounds=N more)",
     )
     parser.add_argument("--fresh", action="store_true", help="start over instead of resuming")
     parser.add_argument(

@@ -548,6 +548,8 @@ class Config(Section):
                 del part["server"]["transforms"]
         for key in ("root", "download"):
             del deciding["data"][key]
+        if self.init is not None and self.init.run is not None:  # wherever the folder lies; its name has a hash
+            deciding["init"]["run"] = Path(self.init.run).name
         for key in ("device", "backend", "aggregation", "timeout_s", "on_nonfinite", "interface"):
             del deciding["runtime"][key]
         # These have no part either, but once had one. At their defaults, as in the runs of that time, those are found.

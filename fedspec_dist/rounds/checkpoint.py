@@ -60,6 +60,7 @@ class SavedState:
     # Client -> [S, P], some clients at a time: they need not all be in memory together. Can be gone through once.
     clients: Iterable[Mapping[int, Tensor]] = ()
     identity: Identity | None = None  # what it was made with; None in checkpoints that do not say
+    first: int = 0  # rounds that came before the run's own, in those that it branched from
 
 
 def save(folder: Path, state: SavedState, keep: int) -> Path:
@@ -101,6 +102,15 @@ def load_newest(folder: Path, fingerprint: str) -> SavedState | None:
     return None
 
 
+def load_checkpoint(folder: Path) -> SavedState:
+    """A checkpoint of any config.
+
+    Raises:
+        ValueError, OSError, SafetensorError: it is none, or damaged.
+    """
+    return _load(folder, None)
+
+
 def write_model(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """A safetensors file, renamed into place; loadable with `safetensors.torch.load_file` and nothing else of ours."""
     temporary = temporary_name(path)
@@ -123,6 +133,7 @@ def _write(folder: Path, state: SavedState) -> None:
     description = {
         "format": _FORMAT,
         "round": state.round,
+        "first": state.first,
         "config": state.fingerprint,
         "identity": (state.identity or Identity()).to_dict(),
         "client_files": len(files) - 2,
@@ -161,13 +172,13 @@ def _clients_name(number: int) -> str:
     return f"clients-{number:05d}.safetensors"
 
 
-def _load(folder: Path, fingerprint: str) -> SavedState:
+def _load(folder: Path, fingerprint: str | None) -> SavedState:
     description = read_json(folder / "state.json")
     if not isinstance(description, dict):
         raise ValueError(f"state.json holds a {type(description).__name__}")
     if description.get("format") not in (_BEFORE_IDENTITIES, _FORMAT):
         raise ValueError(f"format {description.get('format')}, this version reads {_FORMAT}")
-    if description.get("config") != fingerprint:
+    if fingerprint is not None and description.get("config") != fingerprint:
         raise ValueError(f"belongs to config {description.get('config')}, not {fingerprint}")
     number = description.get("round")
     if type(number) is not int or number != round_of(folder):
@@ -175,7 +186,10 @@ def _load(folder: Path, fingerprint: str) -> SavedState:
     client_files = _verify(folder, description)
     model, server = (load_file(folder / name) for name in (_MODEL, _SERVER))
     clients = (_client_states(folder / name) for name in client_files)
-    return SavedState(number, fingerprint, model, server, clients, Identity.read(description.get("identity")))
+    identity, first = Identity.read(description.get("identity")), description.get("first", 0)
+    if type(first) is not int or not 0 <= first <= number:
+        raise ValueError(f"began after round {first}")
+    return SavedState(number, str(description.get("config")), model, server, clients, identity, first)
 
 
 def _verify(folder: Path, description: Mapping[str, Any]) -> list[str]:

@@ -58,7 +58,7 @@ def train(job: Job, completed: int) -> int:
         [torch.from_numpy(np.concatenate([*federation.clients, [len(c) for c in federation.clients]]))]
     )
     saved = completed
-    while completed < config.rounds:
+    while completed < job.phases.last:
         index = completed
         clock = Clock(runtime.device)
         bytes_before = collectives.bytes_sent
@@ -112,7 +112,7 @@ def train(job: Job, completed: int) -> int:
 
         # All ranks wait: the new model on each rank's blocks of the test set.
         scores: dict[str, float] = {}
-        if completed % config.eval.every == 0 or completed == config.rounds:
+        if completed % config.eval.every == 0 or completed == job.phases.last:
             scores = test(job, stage, completed)
         clock.lap("eval")
 
@@ -130,7 +130,7 @@ def train(job: Job, completed: int) -> int:
             **report.metrics(kept),
         }
         job.tracker.log({**record, **scores, "lr": stage.lr(index), **totals.metrics, **diagnostics})
-        if completed % config.checkpoint.every == 0 or completed == config.rounds:
+        if completed % config.checkpoint.every == 0 or completed == job.phases.last:
             checkpoint(job, stage, completed)
             saved = completed
         if totals.stopped:
@@ -179,7 +179,8 @@ def checkpoint(job: Job, stage: Stage, completed: int) -> None:
     if job.runtime.is_main:
         job.folder.check()
         model = job.phases.module.state_dict()
-        state = SavedState(completed, job.config.fingerprint(), model, server, clients, job.identity)
+        fingerprint, first = job.config.fingerprint(), job.phases.first
+        state = SavedState(completed, fingerprint, model, server, clients, job.identity, first)
         save(job.folder.checkpoints, state, job.config.checkpoint.keep)
     else:
         for _ in clients:  # what is sent here, rank 0 receives in `save`

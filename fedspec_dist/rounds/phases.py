@@ -43,10 +43,14 @@ def check_patterns(config: Config, module: nn.Module, dataset: Dataset) -> list[
 class Phases:
     """Makes the stage of each phase when its first round comes; the model passes from one to the next."""
 
-    def __init__(self, config: Config, module: nn.Module, federation: Federation, runtime: Runtime) -> None:
+    def __init__(
+        self, config: Config, module: nn.Module, federation: Federation, runtime: Runtime, first: int = 0
+    ) -> None:
         with keyed(runtime.device, config.seed, "methods"):
             check_patterns(config, module, federation.dataset)
         self.module = module
+        self.first = first  # rounds that came before, in other runs
+        self.last = first + config.rounds
         self._config = config
         self._federation = federation
         self._runtime = runtime
@@ -55,7 +59,7 @@ class Phases:
         self._stage: Stage | None = None
 
     def number(self, round_index: int) -> int:
-        return phase_of_round(self._schedule, round_index)
+        return phase_of_round(self._schedule, round_index - self.first)
 
     def enter(self, round_index: int) -> Stage:
         """The stage of this round. A new one starts from the parameters that the module then has."""
@@ -67,13 +71,19 @@ class Phases:
         return self._stage
 
     def resume(
-        self, completed: int, server_state: Mapping[str, Tensor], client_states: Iterable[Mapping[int, Tensor]]
+        self,
+        completed: int,
+        server_state: Mapping[str, Tensor],
+        client_states: Iterable[Mapping[int, Tensor]],
+        carries_on: bool = False,
     ) -> None:
         """Go on after `completed` rounds; what server and clients remember outlives a round but not its phase.
 
+        `carries_on`: the first phase here goes on with the last one of the run that this one branched from.
         `client_states` is looked at on rank 0 only.
         """
-        if 0 < completed < self._config.rounds and self.number(completed) == self.number(completed - 1):
+        begun = self.first < completed < self.last and self.number(completed) == self.number(completed - 1)
+        if begun or (carries_on and completed == self.first):
             stage = self.enter(completed)
             stage.server.load_state(server_state)
             stage.states.restore(client_states)

@@ -18,6 +18,7 @@ from fedspec_dist.rounds.memory import Activations, Work, data_bytes, has_gram, 
 from fedspec_dist.rounds.phases import check_patterns, phase_of_round
 from fedspec_dist.rounds.sampling import Workload, reporting, sample_cohort, workload
 from fedspec_dist.rounds.stage import aggregator_needs, cost, cut_columns, make_algorithm, max_rank
+from fedspec_dist.runs.branch import rounds_before
 
 _SHOWN_ROUNDS = 5
 _SHOWN_CLIENTS = 20
@@ -60,10 +61,11 @@ def _rounds_table(
     for column in columns:
         table.add_column(column, justify="left" if column == "clients" else "right")
     schedule = config.schedule()
-    for index in range(min(_SHOWN_ROUNDS, config.rounds)):
-        number = phase_of_round(schedule, index)
+    first = rounds_before(config)
+    for index in range(first, first + min(_SHOWN_ROUNDS, config.rounds)):
+        number = phase_of_round(schedule, index - first)
         phase, layout = schedule[number], layouts[number]
-        cohort, loads, costs, plan = plan_round(config, federation, index, num_ranks)
+        cohort, loads, costs, plan = plan_round(config, federation, index, phase, num_ranks)
         for rank, positions in enumerate(plan):
             steps = sum(loads[p].num_steps for p in positions)
             clients = _shown([cohort[p] for p in positions])
@@ -81,11 +83,9 @@ def _rounds_table(
 
 
 def plan_round(
-    config: Config, federation: Federation, index: int, num_ranks: int
+    config: Config, federation: Federation, index: int, phase: Phase, num_ranks: int
 ) -> tuple[list[int], list[Workload], list[float], list[list[int]]]:
     """Cohort, what each of it will do, what that costs, and the positions in the cohort that each rank trains."""
-    schedule = config.schedule()
-    phase = schedule[phase_of_round(schedule, index)]
     cohort = reporting(config, index, sample_cohort(config, index, federation.population))
     samples = federation.num_samples(cohort)
     loads = [workload(config.seed, phase.local, index, *pair) for pair in zip(cohort, samples, strict=True)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from fedspec_dist.distributed.collectives import Collectives
 from fedspec_dist.processes.gpus import image_format
 from fedspec_dist.processes.runtime import EXIT_DIVERGED, EXIT_STOPPED, Runtime
 from fedspec_dist.rounds.account import accepted_changes, agree_on_identity, require_same_config, write_account
+from fedspec_dist.rounds.branch import Beginning, beginning
 from fedspec_dist.rounds.checkpoint import SavedState, load_newest, write_model
 from fedspec_dist.rounds.divergence import no_result, num_contributing, server_fault
 from fedspec_dist.rounds.federation import build_model, load_federation, suit
@@ -100,14 +102,20 @@ def _work(
     federation = federation.to(runtime.device, image_format(runtime.device, config.runtime.precision))
     saved = load_newest(folder.checkpoints, config.fingerprint()) if runtime.is_main else None
     accepted = _accept(saved, identity, folder, accept_changes) if saved is not None else []
-    completed, server_state = _restore(module, saved, runtime)
-    phases = Phases(config, module.to(runtime.device), federation, runtime)
-    phases.resume(completed, server_state, saved.clients if saved else ())
+    if saved is not None:
+        log.info("resuming after round %d", saved.round)
+        start, completed = Beginning(saved.first, saved.model, saved.server, saved.clients), saved.round
+    else:
+        start = beginning(config, module) if runtime.is_main else Beginning()
+        completed = start.first
+    start, completed = _share(module, start, completed, runtime)
+    phases = Phases(config, module.to(runtime.device), federation, runtime, start.first)
+    phases.resume(completed, start.server, start.clients, start.carries_on)
     write_account(config, runtime, federation, phases.module, folder, completed, identity, accepted)
-    if runtime.is_main and completed:
+    if runtime.is_main and completed > start.first:
         events.write(RESUMED, round=completed)
 
-    tracker = _trackers(config, folder, completed, console) if runtime.is_main else NullTracker()
+    tracker = _trackers(config, folder, completed, phases.last, console) if runtime.is_main else NullTracker()
     try:
         clients = ClientsFile(folder.clients, completed) if runtime.is_main else ClientTracker()
         done = train(Job(config, runtime, federation, phases, folder, tracker, identity, clients), completed)
@@ -115,12 +123,12 @@ def _work(
         tracker.close()
     # All ranks wait: torchrun ends everybody when the first one leaves, and rank 0 may still be writing a checkpoint.
     runtime.collectives.all_gather(torch.zeros(1), "end of the training")
-    if done < config.rounds:
+    if done < phases.last:
         if runtime.is_main:
             by = runtime.stop.reason or "a signal to another rank"  # whose name has not come here yet
             events.write(STOPPED, by=by, round=done)
             log.info(
-                "stopped on %s after %d of %d rounds; start the same command again to go on", by, done, config.rounds
+                "stopped on %s after %d of %d rounds; start the same command again to go on", by, done, phases.last
             )
         return EXIT_STOPPED
     code = 0
@@ -145,38 +153,37 @@ def _accept(saved: SavedState, identity: Identity, folder: RunFolder, accept: bo
     """What the checkpoint that was loaded says, which may not be the one that was looked at first; and what is gone."""
     since = f"round {saved.round}"
     changed = None if saved.identity is None else differences(saved.identity, identity)
-    if changed is not None and (missing := num_missing(folder.metrics, saved.round)):
-        changed.append(f"{folder.metrics.name} has lost {missing} of the {saved.round} rounds before")
+    if changed is not None and (missing := num_missing(folder.metrics, saved.first, saved.round)):
+        changed.append(f"{folder.metrics.name} has lost {missing} of the {saved.round - saved.first} rounds before")
     accepted = accept_or_refuse(folder, since, changed, accept)
     if accepted:
         log.warning("going on, although since %s this changed: %s", since, "; ".join(accepted))
     return accepted
 
 
-def _restore(module: nn.Module, saved: SavedState | None, runtime: Runtime) -> tuple[int, dict[str, Tensor]]:
-    """Give every rank rank 0's model and server state: a checkpoint's, or the initial ones.
+def _share(module: nn.Module, start: Beginning, completed: int, runtime: Runtime) -> tuple[Beginning, int]:
+    """Give every rank what rank 0 begins with: the model, what the server remembers, and how many rounds there were.
 
     Only rank 0 reads files, so that all ranks go on from the same round whatever each of them can see.
     """
     collectives = runtime.collectives
-    header = torch.tensor([saved.round if saved else 0, len(saved.server) if saved else 0])
-    completed, num_tensors = collectives.broadcast(header, "broadcast of the round").tolist()
-    if saved is not None:
-        _load_model(module, saved)
-        log.info("resuming after round %d", completed)
+    header = torch.tensor([completed, len(start.server), start.first, start.carries_on])
+    completed, num_tensors, first, carries_on = collectives.broadcast(header, "broadcast of the round").tolist()
+    if start.model:
+        _load_model(module, start.model, completed)
     with torch.no_grad():
         for name, tensor in module.state_dict().items():
             tensor.copy_(collectives.broadcast(tensor.to(runtime.device), f"broadcast of {name}"))
-    server = _broadcast_tensors(saved.server if saved else {}, num_tensors, collectives, runtime.device)
-    return int(completed), server
+    server = _broadcast_tensors(start.server, num_tensors, collectives, runtime.device)
+    return replace(start, first=first, server=server, carries_on=bool(carries_on)), int(completed)
 
 
-def _load_model(module: nn.Module, saved: SavedState) -> None:
+def _load_model(module: nn.Module, model: Mapping[str, Tensor], completed: int) -> None:
     try:
-        module.load_state_dict(dict(saved.model))
+        module.load_state_dict(dict(model))
     except RuntimeError as error:  # a plugin's model that was edited
         raise ValueError(
-            f"the model of the checkpoint of round {saved.round} does not fit the model of this config: {error}. Start "
+            f"the model of the checkpoint of round {completed} does not fit the model of this config: {error}. Start "
             "over with --fresh, or give this run another name="
         ) from error
 
@@ -216,13 +223,13 @@ def _say_ended(summary: Mapping[str, Any], when: str) -> None:
         log.info("this run %s finished; --fresh starts it over", when)
 
 
-def _trackers(config: Config, folder: RunFolder, completed: int, console: Console) -> Tracker:
+def _trackers(config: Config, folder: RunFolder, completed: int, last: int, console: Console) -> Tracker:
     metrics = MetricsFile(folder.metrics, completed)
     folder.hold(folder.metrics, metrics.file)
     trackers: list[Tracker] = [metrics]
     if config.tracking.tensorboard:
         trackers.append(TensorBoard(folder.tensorboard, completed))
-    trackers.append(ConsoleTracker(console, config.name, config.rounds, completed, config.headline()[0]))
+    trackers.append(ConsoleTracker(console, config.name, last, completed, config.headline()[0]))
     return Trackers(trackers)
 
 

@@ -11,9 +11,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedspec_dist.config import Config, expand_home, methods
+from fedspec_dist.config import Config, ConfigError, expand_home, methods
 from fedspec_dist.core.failures import Kind
 from fedspec_dist.data.files import content_digest, digest
+from fedspec_dist.runs.branch import source_checkpoint
 from fedspec_dist.runs.folder import RunFolder, checkpoints_in, write_json
 from fedspec_dist.runs.safe_files import read_object
 from fedspec_dist.runs.sources import DIGITS, module_digest, package_digest
@@ -62,7 +63,23 @@ def identity_of(config: Config, with_data: bool = True) -> Identity:
     if config.model.type == "torchvision" and config.model.pretrained is not None:
         path = Path(config.model.pretrained)
         plugins["model.pretrained"] = digest(path)[:DIGITS] if path.is_file() else ""
+    if config.init is not None:
+        plugins["init"] = _digest_of_init(config)
     return Identity(data_digest(config) if with_data else "", plugins, package_digest())
+
+
+def _digest_of_init(config: Config) -> str:
+    """Of the weights that a run starts from; empty where they are not there (any more)."""
+    assert config.init is not None
+    try:
+        if config.init.weights is not None:
+            return digest(expand_home("init.weights", config.init.weights))[:DIGITS]
+        state = read_object(source_checkpoint(config) / "state.json")
+        listed = state.get("files")
+        model = listed.get("model.safetensors") if isinstance(listed, dict) else None
+        return str(model.get("sha256"))[:DIGITS] if isinstance(model, dict) else ""
+    except (OSError, ConfigError):
+        return ""
 
 
 def used_plugins(config: Config) -> list[str]:
@@ -178,6 +195,7 @@ def differences(before: Identity, now: Identity) -> list[str]:
     changed = [("the data", before.data, now.data)]
     for module in sorted({*before.plugins, *now.plugins}):
         then, today = (identity.plugins.get(module, "none") for identity in (before, now))
-        changed.append((f"the plugin {module}", then, today))
+        weights = module in ("init", "model.pretrained")
+        changed.append((f"the weights of {module}" if weights else f"the plugin {module}", then, today))
     changed.append(("the sources of fedspec_dist", before.package, now.package))
     return [f"{what} (then {then}, now {today})" for what, then, today in changed if then and today and then != today]

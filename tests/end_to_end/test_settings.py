@@ -49,7 +49,7 @@ def test_the_plan_foretells_the_bytes(overrides: list[str], tmp_path: Path) -> N
     (layout,) = check_patterns(config, build_model(config, federation.dataset), federation.dataset)
     (phase,) = config.schedule()
     for index, line in enumerate(lines):
-        cohort, _, _, plan = plan_round(config, federation, index, 3)
+        cohort, _, _, plan = plan_round(config, federation, index, config.schedule()[0], 3)
         planned = sum(
             traffic(config, phase, len(layout), 3, rank, Work(len(cohort), len(positions), 0, 10, 0, 20))
             for rank, positions in enumerate(plan)

@@ -16,11 +16,12 @@ from fedspec_dist.processes.environment import Environment
 from fedspec_dist.processes.gpus import image_format
 from fedspec_dist.processes.runtime import Runtime
 from fedspec_dist.processes.watch import StopRequest
+from fedspec_dist.rounds.branch import Beginning, beginning
 from fedspec_dist.rounds.checkpoint import load_newest
 from fedspec_dist.rounds.federation import build_model, load_federation, suit
 from fedspec_dist.rounds.loop import Job, train
 from fedspec_dist.rounds.phases import Phases
-from fedspec_dist.runs.folder import RunFolder
+from fedspec_dist.runs.folder import RunFolder, write_text
 
 # Six clients of different sizes, three a round, two or more batches each.
 TINY = (
@@ -68,8 +69,10 @@ class Finished:
 
 def tiny(overrides: Sequence[str] = ()) -> Config:
     # Steps take the place of epochs, of which TINY then must not say how many.
-    in_steps = any(override.startswith("local.steps=") for override in overrides)
-    return load(None, [*(key for key in TINY if not (in_steps and key.startswith("local.epochs="))), *overrides])
+    in_steps = any(override.startswith(("local.steps=", "local.schedule=")) for override in overrides)
+    in_phases = any(override.startswith("phases=") for override in overrides)
+    left_out = ("local.epochs=",) * in_steps + ("rounds=",) * in_phases
+    return load(None, [*(key for key in TINY if not key.startswith(left_out or ("-",))), *overrides])
 
 
 def run_job(
@@ -96,11 +99,18 @@ def run_job(
     run_folder = RunFolder(folder)
     saved = load_newest(run_folder.checkpoints, config.fingerprint())
     if saved is not None:
-        module.load_state_dict(dict(saved.model))
-    phases = Phases(config, module, federation, runtime)
-    if saved is not None:
-        phases.resume(saved.round, saved.server, saved.clients)
+        start, completed = Beginning(saved.first, saved.model, saved.server, saved.clients), saved.round
+    else:
+        start = beginning(config, module)
+        completed = start.first
+    if start.model:
+        module.load_state_dict(dict(start.model))
+    phases = Phases(config, module, federation, runtime, start.first)
+    phases.resume(completed, start.server, start.clients, start.carries_on)
     recorder = Recorder(runtime.stop, rounds)
-    train(Job(config, runtime, federation, phases, run_folder, recorder), saved.round if saved else 0)
+    if rank == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(run_folder.config, config.to_yaml())
+    train(Job(config, runtime, federation, phases, run_folder, recorder), completed)
     model = {name: tensor.cpu().clone() for name, tensor in module.state_dict().items()}
     return Finished(model, recorder.records)

@@ -102,9 +102,9 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [records[number] for number in sorted(records)]
 
 
-def num_missing(path: Path, completed: int) -> int:
-    """How many of the first `completed` rounds have no record."""
-    return completed - sum(record["round"] <= completed for record in read(path))
+def num_missing(path: Path, first: int, completed: int) -> int:
+    """How many of the rounds after `first`, up to `completed`, have no record."""
+    return completed - first - sum(first < record["round"] <= completed for record in read(path))
 
 
 def _is_record(content: Mapping[str, Any]) -> bool:
