@@ -123,6 +123,11 @@ class Npz:
     def _num_outputs(self, targets: Sequence[np.ndarray | None]) -> int:
         """Classes or words of whole targets, values of a real one."""
         known = [part for part in targets if part is not None]
+        if self.given_num_classes is not None and known and known[0].dtype != np.int64:
+            raise ValueError(
+                f"data.num_classes: got {self.given_num_classes}, but the targets are real numbers; allowed with "
+                f"them: null"
+            )
         if self.given_num_classes is not None or not known:
             return self.given_num_classes or 1
         if known[0].dtype == np.int64:
