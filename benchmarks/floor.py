@@ -30,7 +30,6 @@ from benchmarks.spread import quartiles
 from fedspec_dist.config import Config, load
 from fedspec_dist.config.methods import MODELS
 from fedspec_dist.data.images.augment import Augmentation
-from fedspec_dist.distributed.assignment import assign
 from fedspec_dist.distributed.collectives import Collectives
 from fedspec_dist.processes import runtime
 from fedspec_dist.processes.environment import read_environment
@@ -40,6 +39,7 @@ from fedspec_dist.rounds.federation import Federation, build_model, load_federat
 from fedspec_dist.rounds.loop import Job, train
 from fedspec_dist.rounds.phases import Phases
 from fedspec_dist.rounds.sampling import client_work, sample_cohort, workload
+from fedspec_dist.rounds.stage import plan
 from fedspec_dist.runs.folder import RunFolder
 
 # Rounds at the start, not counted: memory pools, primitive caches, the first touch of the data.
@@ -114,12 +114,14 @@ def floor_config(options: argparse.Namespace, output: str) -> Config:
     """FedAvg without a filter; evaluation and checkpoints come in the last round only, which is not counted."""
     never = options.rounds + WARM_UP + 1
     samples = options.clients * options.samples
+    logistic = options.workload == "logistic"
+    shape = [1, 28, 28] if logistic else [3, 32, 32]
     settings = {
         "name": "floor",
         "output": output,
-        "data": f"{{dataset: synthetic, shape: [3, 32, 32], num_train: {samples}, num_test: 100}}",
+        "data": f"{{dataset: synthetic, shape: {shape}, num_train: {samples}, num_test: 100}}",
         "data.partition": f"{{type: iid, clients: {options.clients}}}",
-        "model": options.model,
+        "model": "{type: mlp, hidden: []}" if logistic else options.model,
         "rounds": never,
         "clients_per_round": options.cohort,
         "local.epochs": options.epochs,
@@ -128,6 +130,8 @@ def floor_config(options: argparse.Namespace, output: str) -> Config:
         "eval.every": never,
         "checkpoint.every": never,
         "runtime.device": "cpu",
+        "runtime.executor": options.executor,
+        "runtime.clients_per_batch": -(-options.cohort // options.ranks),
     }
     return load(None, [f"{key}={value}" for key, value in settings.items()])
 
@@ -161,9 +165,9 @@ def plain_work(config: Config, federation: Federation, job_runtime: Runtime, rou
     cohort = sample_cohort(config, round_index, federation.population)
     num_samples = federation.num_samples(cohort)
     loads = [workload(config.seed, config.local, round_index, *pair) for pair in zip(cohort, num_samples, strict=True)]
-    plan = assign([load.samples_seen for load in loads], job_runtime.num_ranks)
+    dealt = plan(config, [load.samples_seen for load in loads], job_runtime.num_ranks)
     clients = []
-    for position in plan[job_runtime.rank]:
+    for position in dealt[job_runtime.rank]:
         client = cohort[position]
         held = federation.clients[client], federation.class_counts[client]
         key = (config.seed, round_index, client)
@@ -271,6 +275,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=30, help="counted rounds (default: 30)")
     parser.add_argument("--ranks", type=int, default=2, help="processes of one thread (default: 2)")
     parser.add_argument("--model", default="lenet", help="any model of the config (default: lenet)")
+    parser.add_argument("--executor", choices=("auto", "sequential", "batched"), default="auto")
+    parser.add_argument(
+        "--workload",
+        choices=("images", "logistic"),
+        default="images",
+        help="logistic: a linear model of 1x28x28, 1000 clients of 60 samples, ten a round in batches of ten (W2)",
+    )
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--samples", type=int, default=500, help="of a client (default: 500)")
     parser.add_argument("--cohort", type=int, default=20, help="clients a round (default: 20)")
@@ -286,10 +297,18 @@ def _parser() -> argparse.ArgumentParser:
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     options = _parser().parse_args(arguments)
     options.arguments = list(arguments)
+    if options.workload == "logistic":
+        sizes = {"clients": 1000, "samples": 60, "cohort": 10, "batch_size": 10}
+        vars(options).update({name: size for name, size in sizes.items() if not _was_given(name, arguments)})
     if options.quick:
         tiny = {"rounds": 3, "clients": 6, "samples": 20, "cohort": 3, "batch_size": 8, "repeats": 2}
         vars(options).update(tiny)
     return options
+
+
+def _was_given(name: str, arguments: Sequence[str]) -> bool:
+    option = f"--{name.replace('_', '-')}"
+    return any(word == option or word.startswith(f"{option}=") for word in arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -20,8 +20,8 @@ Ranges = Sequence[tuple[int, int]] | None
 class Filter(Protocol):
     """What a local step asks of a gradient filter; see `fedspec_dist.filters`."""
 
-    def prepare(self, round_number: int, seed: int) -> None:
-        """Before a client's first step of a round; rounds count from 1."""
+    def prepare(self, round_number: int, seed: int | Sequence[int]) -> None:
+        """Before a client's first step of a round; rounds count from 1. Of a batch of clients, a seed each."""
 
     def __call__(self, gradient: Tensor) -> None:
         """Changes `gradient [..., P]` in place."""

@@ -42,3 +42,10 @@ class LocalVectors:
 
         named = ({name: zeros() for name in names} for names in (own, received, uploads))
         return cls(zeros(), zeros(), zeros(), zeros(), zeros(), *named)
+
+
+def add_scaled(vector: Tensor, other: Tensor, factor: float | Tensor) -> Tensor:
+    """`vector + factor * other`, in place; the factor is a number, or one for each client, `[C, 1]`."""
+    if isinstance(factor, Tensor):
+        return vector.add_(other.to(vector.dtype) * factor)
+    return vector.add_(other, alpha=factor)

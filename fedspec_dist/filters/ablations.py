@@ -6,6 +6,8 @@ supplement, with their details, is not available; decisions of our own are named
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,30 +19,38 @@ class RandomSuppression(LayerSpectrum):
     """Zeroes `num_removed(d, ratio)` of a layer's real-FFT coefficients, drawn without replacement.
 
     Our decision: a new draw per layer and step, in the order of the layers given, from a generator that `prepare`
-    seeds. All rows of a gradient `[C, P]` share one draw. For each draw it is a linear orthogonal projection; where
+    seeds: one for each client of a gradient `[C, P]`. For each draw it is a linear orthogonal projection; where
     nothing is to be removed the layer keeps its bits, and nothing is drawn.
     """
 
-    def prepare(self, round_number: int, seed: int) -> None:
+    def prepare(self, round_number: int, seed: int | Sequence[int]) -> None:
         super().prepare(round_number, seed)
-        self._generator = np.random.default_rng(seed)
+        seeds = [seed] if isinstance(seed, int) else seed
+        self._generators = [np.random.default_rng(each) for each in seeds]
+        self._of_one = isinstance(seed, int)
 
     def __call__(self, gradient: Tensor) -> None:
         draws: dict[int, list[Tensor]] = {}
-        for d in (segment.size for segment in self.segments if self.takes_from(segment.size)):
-            draws.setdefault(d, []).append(self._draw(d))
-        self._removed = {d: _sent(torch.stack(masks), gradient.device) for d, masks in draws.items()}
+        for generator in self._generators:
+            for d in (segment.size for segment in self.segments if self.takes_from(segment.size)):
+                draws.setdefault(d, []).append(self._draw(d, generator))
+        self._removed = {}
+        for d, masks in draws.items():
+            stacked = torch.stack(masks)  # client by client, [C * L, n]
+            self._removed[d] = _sent(
+                stacked if self._of_one else stacked.unflatten(0, (len(self._generators), -1)), gradient.device
+            )
         super().__call__(gradient)
 
     def signal_filtered(self, signals: Tensor) -> Tensor:
         d = signals.shape[-1]
         return torch.fft.irfft(torch.fft.rfft(signals).masked_fill_(self._removed[d], 0), n=d)
 
-    def _draw(self, d: int) -> Tensor:
+    def _draw(self, d: int, generator: np.random.Generator) -> Tensor:
         """Which coefficients go, `[d // 2 + 1]`."""
         n = d // 2 + 1
         # A torch.Generator would keep 32 bits of the seed only.
-        drawn = self._generator.choice(n, num_removed(d, self.ratio), replace=False, shuffle=False)
+        drawn = generator.choice(n, num_removed(d, self.ratio), replace=False, shuffle=False)
         return torch.zeros(n, dtype=torch.bool).index_fill_(0, torch.from_numpy(drawn), True)
 
 

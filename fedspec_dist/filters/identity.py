@@ -15,7 +15,7 @@ class Identity:
     def __init__(self, segments: Sequence[Segment] = ()) -> None:
         self.segments = tuple(segments)
 
-    def prepare(self, round_number: int, seed: int) -> None:
+    def prepare(self, round_number: int, seed: int | Sequence[int]) -> None:
         """Does nothing: every round is alike."""
 
     def __call__(self, gradient: Tensor) -> None:

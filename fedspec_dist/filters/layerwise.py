@@ -33,10 +33,11 @@ class LayerFilter(ABC):
         """Notes which layers are filtered at all; called again when that may have changed."""
         self._changed = [(math.prod(form), form, starts) for form, starts in self._starts.items() if self.changes(form)]
 
-    def prepare(self, round_number: int, seed: int) -> None:  # noqa: B027 - most filters have nothing to prepare
+    def prepare(self, round_number: int, seed: int | Sequence[int]) -> None:  # noqa: B027 - most filters have nothing to prepare
         """Comes before a client's local steps; rounds count from 1 over the whole run.
 
-        `seed`, a number below 2^63, belongs to this run, round and client, whichever rank trains it.
+        `seed`, a number below 2^63, belongs to this run, round and client, whichever rank trains it; for gradients of
+        several clients, `[C, P]`, there is one for each.
         """
 
     def __call__(self, gradient: Tensor) -> None:
@@ -86,7 +87,7 @@ class RatioFilter(LayerFilter):
         super().__init__(segments)
         self.prepare(round_number=1, seed=0)
 
-    def prepare(self, round_number: int, seed: int) -> None:
+    def prepare(self, round_number: int, seed: int | Sequence[int]) -> None:
         if self._schedule is not None:
             self.ratio = ratio_at(self._schedule, round_number)
             self.select()

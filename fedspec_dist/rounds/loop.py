@@ -14,7 +14,6 @@ from torch import Tensor
 from fedspec_dist.config import Config
 from fedspec_dist.config.methods import headline_of
 from fedspec_dist.core.draws import keyed
-from fedspec_dist.distributed.assignment import assign
 from fedspec_dist.distributed.collectives import bits_sum, checksum
 from fedspec_dist.processes.runtime import Runtime
 from fedspec_dist.rounds.checkpoint import SavedState, save
@@ -68,7 +67,7 @@ def train(job: Job, completed: int) -> int:
         sampled = sample_cohort(config, index, federation.population)
         cohort = reporting(config, index, sampled)
         loads = stage.loads(index, cohort)
-        plan = assign(stage.costs(loads), runtime.num_ranks)
+        plan = stage.plan(loads, runtime.num_ranks)
         mine = plan[runtime.rank]
 
         # All ranks wait, if clients keep anything: it comes from their home ranks.

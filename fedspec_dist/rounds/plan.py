@@ -11,13 +11,13 @@ from torch import nn
 from fedspec_dist.clients.sketching import FISHER_DIAGONAL
 from fedspec_dist.config import Config, Phase
 from fedspec_dist.core.parameters import ParameterLayout
-from fedspec_dist.distributed.assignment import assign, imbalance
+from fedspec_dist.distributed.assignment import imbalance
 from fedspec_dist.processes.environment import Environment
 from fedspec_dist.rounds.federation import Federation, build_model, load_federation, suit
 from fedspec_dist.rounds.memory import Activations, Work, data_bytes, has_gram, held
 from fedspec_dist.rounds.phases import check_patterns, phase_of_round
 from fedspec_dist.rounds.sampling import Workload, reporting, sample_cohort, workload
-from fedspec_dist.rounds.stage import aggregator_needs, cost, cut_columns, make_algorithm, max_rank
+from fedspec_dist.rounds.stage import aggregator_needs, cost, cut_columns, make_algorithm, max_rank, plan
 from fedspec_dist.runs.branch import rounds_before
 
 _SHOWN_ROUNDS = 5
@@ -91,7 +91,7 @@ def plan_round(
     loads = [workload(config.seed, phase.local, index, *pair) for pair in zip(cohort, samples, strict=True)]
     algorithm = make_algorithm(phase)
     costs = [cost(algorithm, load) for load in loads]
-    return cohort, loads, costs, assign(costs, num_ranks)
+    return cohort, loads, costs, plan(config, costs, num_ranks)
 
 
 def _phases_table(config: Config, module: nn.Module, layouts: Sequence[ParameterLayout]) -> Table:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedspec_dist.clients.algorithms.base import LocalAlgorithm
 from fedspec_dist.clients.executors.base import BatchOf, ClientWork, Executor, Kept, Rows, Sent, Statistics
+from fedspec_dist.clients.executors.batched import BatchedExecutor, groups, why_not_batched
 from fedspec_dist.clients.executors.sequential import SequentialExecutor
 from fedspec_dist.clients.sketching import FISHER_DIAGONAL, DiagonalFisher, Sketcher
 from fedspec_dist.clients.step import Filter, LocalMethods
@@ -23,6 +24,7 @@ from fedspec_dist.core.cohort import Clients, Proxy
 from fedspec_dist.core.parameters import ParameterLayout, Segment, joined
 from fedspec_dist.data.dataset import Dataset, Examples
 from fedspec_dist.data.images.augment import Augmentation
+from fedspec_dist.distributed.assignment import assign
 from fedspec_dist.distributed.collectives import Collectives
 from fedspec_dist.distributed.columns import Columns
 from fedspec_dist.models.network import Network
@@ -93,16 +95,21 @@ class Stage:
             statistics = Sketcher(module, shared, self.task, self._inputs_of, aggregator, budget, spare)
         elif FISHER_DIAGONAL in aggregator.needs:
             statistics = DiagonalFisher(module, shared, self.task, self._inputs_of)
-        self.executor: Executor = SequentialExecutor(
-            module,
-            self.layout,
-            self.task,
-            self._local_methods(),
-            image_batches(self.augmentation, train) if federation.dataset.are_images else plain_batches(train),
-            self.kept,
-            self._moving,
-            statistics,
-        )
+        local = self._local_methods()
+        batch_of = image_batches(self.augmentation, train) if federation.dataset.are_images else plain_batches(train)
+        self.executor: Executor
+        if config.runtime.executor == "batched":
+            private = self.layout.num_shared < len(self.layout)
+            if why := why_not_batched(module, local, self.task, names, private):
+                raise ValueError(f"runtime.executor: got 'batched', but {why}; or choose sequential")
+            size = config.runtime.clients_per_batch
+            self.executor = BatchedExecutor(
+                module, self.layout, self.task, local, batch_of, self.kept, size, statistics
+            )
+        else:
+            self.executor = SequentialExecutor(
+                module, self.layout, self.task, local, batch_of, self.kept, self._moving, statistics
+            )
         self.theta = self.layout.flatten(module)
         self.uploads = (*self._algorithm.uploads, *([FISHER_DIAGONAL] if FISHER_DIAGONAL in aggregator.needs else []))
         self.max_rank = max_rank(phase)
@@ -199,9 +206,10 @@ class Stage:
         pairs = zip(cohort, counts, strict=True)
         return [workload(*key, client, count, self._drops_single) for client, count in pairs]
 
-    def costs(self, loads: Sequence[Workload]) -> list[float]:
-        """What assignment balances."""
-        return [cost(self._algorithm, load) for load in loads]
+    def plan(self, loads: Sequence[Workload], num_ranks: int) -> list[list[int]]:
+        """Positions in the cohort for each rank; a group of the batched executor is dealt out whole."""
+        costs = [cost(self._algorithm, load) for load in loads]
+        return plan(self._config, costs, num_ranks)
 
     def clients(self, round_index: int, cohort: Sequence[int], loads: Sequence[Workload]) -> Clients:
         """What every rank knows of the cohort, whoever trains it."""
@@ -272,6 +280,16 @@ def kept_ranges(phase: Phase, layout: ParameterLayout, prefix: str = "") -> list
             f"{phase.server.shared}; allowed: patterns of what trains and is not shared"
         )
     return joined([(segment.start, segment.stop) for segment in kept])
+
+
+def plan(config: Config, costs: Sequence[float], num_ranks: int) -> list[list[int]]:
+    """Which rank trains which clients of a round, by what each of them costs."""
+    if config.runtime.executor != "batched":
+        return assign(costs, num_ranks)
+    made = groups(len(costs), config.runtime.clients_per_batch)
+    # A group takes as long as its slowest client.
+    dealt = assign([len(group) * max(costs[p] for p in group) for group in made], num_ranks)
+    return [[position for number in sorted(numbers) for position in made[number]] for numbers in dealt]
 
 
 def cost(algorithm: LocalAlgorithm, load: Workload) -> float:

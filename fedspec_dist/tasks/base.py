@@ -51,6 +51,11 @@ class Task:
         """The same, where it is a function of outputs and targets."""
         raise NotImplementedError
 
+    def terms(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Of each sample what it adds to the loss and how much it counts, `[B]` each: the loss is the sum of the former
+        over that of the latter. Needed to train several clients at once with few launches."""
+        raise NotImplementedError
+
     def metrics(self, model: Any, batch: Batch) -> Tensor:
         """Sums over the batch, `[num_sums]` float64: those of the blocks of a data set are added up, in order."""
         raise NotImplementedError

@@ -39,6 +39,10 @@ class Classification(Task):
         """The mean over the batch of `-log p(target)`."""
         return cross_entropy(outputs, targets)
 
+    def terms(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        losses = cross_entropy(outputs, targets, reduction="none")
+        return losses, torch.ones_like(losses)
+
     def metrics(self, model: Any, batch: Batch) -> Tensor:
         """`[sum of losses, number correct]`."""
         assert batch.targets is not None

@@ -62,6 +62,12 @@ class Language(Task):
         losses = cross_entropy(outputs.flatten(0, -2), flat, ignore_index=self.ignore_index, reduction="sum")
         return losses / (flat != self.ignore_index).sum().clamp(min=1)
 
+    def terms(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        flat = targets.flatten()
+        losses = cross_entropy(outputs.flatten(0, -2), flat, ignore_index=self.ignore_index, reduction="none")
+        counts = (flat != self.ignore_index).to(losses.dtype)
+        return losses.view(len(targets), -1).sum(1), counts.view(len(targets), -1).sum(1)
+
     def metrics(self, model: Any, batch: Batch) -> Tensor:
         """`[sum of losses, number correct, number of targets that count]`."""
         assert batch.targets is not None

@@ -48,6 +48,10 @@ class Regression(Task):
         """The mean over samples and values of `(f - y)^2`."""
         return mse_loss(outputs.flatten(1) if outputs.dim() > 1 else outputs.unsqueeze(1), _columns(targets, outputs))
 
+    def terms(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        losses = (outputs.reshape(len(outputs), -1) - _columns(targets, outputs)).square().mean(1)
+        return losses, torch.ones_like(losses)
+
     def outputs(self, model: Any, batch: Batch) -> Tensor:
         outputs: Tensor = batch.through(model)
         return outputs.unsqueeze(1) if outputs.dim() == 1 else outputs

@@ -22,15 +22,15 @@ class Client:
     loss: Callable[[Any, Inputs, Tensor | None], Tensor]  # model, inputs, targets -> the same, of any task
     lr: float  # of this round
     num_steps: int  # of this round
-    effective_steps: float  # see `LocalAlgorithm.effective_steps`
-    class_counts: Tensor  # [C] int64, of its training samples, on the device
+    effective_steps: float | Tensor  # see `LocalAlgorithm.effective_steps`; of several clients `[C, 1]`
+    class_counts: Tensor  # [num_classes] int64, of its training samples, on the device
     is_new: bool = True  # it has nothing of its own yet: no round to which it reported came before
     frozen: Mapping[str, nn.Module] = field(default_factory=dict)  # the model at other parameters, not differentiated
     filter: Callable[[Tensor], None] | None = None  # the gradient filter, in place on a vector [..., P]
     full_gradient: Callable[[Tensor], None] | None = None  # writes the filtered mean gradient over all its data, at y
 
     @property
-    def distance(self) -> float:
+    def distance(self) -> float | Tensor:
         """`lr * effective_steps`: `-update / distance` is the mean gradient that the client followed."""
         return self.lr * self.effective_steps
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedspec_dist.clients.algorithms.base import Client, LocalAlgorithm
 from fedspec_dist.clients.algorithms.checks import one_of
-from fedspec_dist.clients.vectors import LocalVectors
+from fedspec_dist.clients.vectors import LocalVectors, add_scaled
 from fedspec_dist.core.cohort import Cohort
 
 OPTIONS = (1, 2)
@@ -88,7 +88,7 @@ def renew_client_control(vectors: LocalVectors, update: Tensor, client: Client) 
     """`c_i <- c_i - c - D_i / (lr a_i)`, in place; `update [..., P]` is `D_i`."""
     control = vectors.own["control"].sub_(vectors.received["control"])
     # Rounded once from float64, like the server's: where a single client makes both, c_i and c are the same bits.
-    control.copy_(control.double().add_(update, alpha=-1 / client.distance))
+    control.copy_(add_scaled(control.double(), update, -1 / client.distance))
 
 
 def renew_server_control(cohort: Cohort, control: Tensor) -> None:
