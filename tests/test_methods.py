@@ -20,6 +20,7 @@ TABLES = {
     "transforms": methods.TRANSFORMS,
     "optimizers": methods.SERVER_OPTIMIZERS,
     "attacks": methods.ATTACKS,
+    "statistics": methods.STATISTICS,
 }
 # Arguments that the program fills in.
 GIVEN = {
@@ -28,6 +29,7 @@ GIVEN = {
     "models": {"input_shape", "num_classes"},
     "filters": {"segments"},
     "weights": {"num_samples"},
+    "statistics": {"material"},
 }
 ROWS = [(family, name) for family, table in TABLES.items() for name in table]
 
