@@ -22,6 +22,7 @@ TABLES = {
     "attacks": methods.ATTACKS,
     "tasks": methods.TASKS,
     "local optimizers": methods.LOCAL_OPTIMIZERS,
+    "statistics": methods.STATISTICS,
 }
 # Arguments that the program fills in.
 GIVEN = {
@@ -31,6 +32,7 @@ GIVEN = {
     "filters": {"segments"},
     "weights": {"num_samples"},
     "local optimizers": {"momentum", "weight_decay", "clip_norm"},
+    "statistics": {"material"},
 }
 ROWS = [(family, name) for family, table in TABLES.items() for name in table]
 

@@ -87,6 +87,7 @@ class Method:
 
 # What a method may need, and what then is meant.
 NEEDS = {
+    "curvature": "the task has `curvature` and `curvature_root`",
     "classes": "the targets are class numbers, one for each output of the model",
     "features": "the model tells its features apart from its last layer: a `models.network.Network`",
     "tokens": "the inputs are numbers of a vocabulary",
@@ -389,6 +390,22 @@ FILTERS = {
     "gradient_centralization": method(".filters.centralization:GradientCentralization"),
 }
 
+# What servers' methods may ask of clients besides their updates, by their `needs`; no key of the config chooses one.
+# Their parameters are those that the method which asks has under the same names.
+STATISTICS = {
+    "sketches": method(
+        ".clients.statistics.sketches:Sketches",
+        needs={"curvature"},
+        rank=(Count, ...),
+        oversampling=(CountOrZero, ...),
+        power_iterations=(CountOrZero, ...),
+    ),
+    "fisher_diagonal": method(".clients.statistics.fisher_diagonal:FisherDiagonal", needs={"curvature"}),
+    "gradient": method(".clients.statistics.gradient:Gradient"),
+    "mean_features": method(".clients.statistics.mean_features:MeanFeatures", needs={"features"}),
+    "class_features": method(".clients.statistics.mean_features:ClassFeatures", needs={"classes", "features"}),
+}
+
 # Aggregators of this package that use sketches of the clients' Fisher matrices.
 SKETCHING = {"fipa"}
 AGGREGATORS = {
@@ -556,14 +573,15 @@ def register(
     """Add a method of a user's own, from a module that the config names in `plugins`.
 
     `register("local.algorithm", "mine", "my_package.mine:Mine", mu=(Positive, 0.1))` makes
-    `local.algorithm: {type: mine, mu: 0.2}` known. `key` is one of `FAMILIES`; `needs`, and of a task `gives`, are
-    words of `NEEDS`.
+    `local.algorithm: {type: mine, mu: 0.2}` known. `key` is one of `FAMILIES`, or `statistics`, of which server methods
+    name what they need; `needs`, and of a task `gives`, are words of `NEEDS`.
 
     Raises:
         ValueError: there is no such family, or another method has the name.
     """
-    if key not in FAMILIES:
-        raise ValueError(f"register: no family {key!r}; there are: {', '.join(FAMILIES)}")
-    table, added = FAMILIES[key].table, Method(target, parameters, key, frozenset(needs), frozenset(gives))
+    tables = {**{family: row.table for family, row in FAMILIES.items()}, "statistics": STATISTICS}
+    if key not in tables:
+        raise ValueError(f"register: no family {key!r}; there are: {', '.join(tables)}")
+    table, added = tables[key], Method(target, parameters, key, frozenset(needs), frozenset(gives))
     if table.setdefault(name, added).target != target:
         raise ValueError(f"register: {key} {name!r} is taken by {table[name].target}; choose another name")

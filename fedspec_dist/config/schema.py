@@ -565,9 +565,15 @@ class Config(Section):
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     def _may_sketch(self) -> bool:
-        """Whether an aggregator uses sketches; of one that a plugin adds this is not known."""
-        names = {phase.server.aggregator.type for phase in self.schedule()}
-        return any(name in methods.SKETCHING or not methods.AGGREGATORS[name].is_ours for name in names)
+        """Whether sketches are used; of methods that a plugin adds this is not known."""
+        for server in (phase.server for phase in self.schedule()):
+            chosen = [("server.aggregator", server.aggregator), ("server.weights", server.weights)]
+            chosen += [("server.transforms", choice) for choice in server.transforms]
+            if server.aggregator.type in methods.SKETCHING:
+                return True
+            if not all(methods.FAMILIES[key].table[choice.type].is_ours for key, choice in chosen):
+                return True
+        return False
 
     def run_folder(self) -> Path:
         return expand_home("output", self.output) / f"{self.name}-{self.fingerprint()}"

@@ -15,8 +15,10 @@ from fedspec_dist.core.parameters import Segment
 class Aggregator(Protocol):
     """`Cohort -> Direction`.
 
-    `needs` names what it asks of the clients besides updates: `sketches` (leading eigenpairs of the Fisher matrix at
-    the model they were sent) or `fisher_diagonal` (the diagonal at their trained model, in `cohort.uploads`).
+    `needs` names what it asks of the clients besides updates, out of `config.methods.STATISTICS` and what plugins
+    register there: `sketches` come as `cohort.sketches`, vectors as long as the model as `cohort.rows("gradient")`,
+    short ones as `cohort.short("mean_features")`. Weightings and transforms may have such a `needs`, too. All of them
+    are told the round, `cohort.round_index`, and have draws that are the same on every rank: `cohort.generator()`.
     Where there is an attribute `memory`, it names vectors that the server keeps from round to round: float64 slices in
     `cohort.memory`, zero at first, which the aggregator changes in place.
     """
@@ -75,7 +77,8 @@ class Weights:
 class Weighting(Protocol):
     """`Cohort -> Weights`. What it remembers is in `state`: small tensors, the same bits on every rank.
 
-    The `weights` of the cohort that it is given are the clients' shares of the samples.
+    The `weights` of the cohort that it is given are the clients' shares of the samples. It may have `needs`, as an
+    aggregator has.
     """
 
     needs_proxy: ClassVar[bool]

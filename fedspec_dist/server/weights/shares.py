@@ -15,6 +15,7 @@ class Stateless:
     """A weighting without memory and without samples of the server's own."""
 
     needs_proxy: ClassVar[bool] = False
+    needs: ClassVar[frozenset[str]] = frozenset()  # of the clients, see `server.protocols.Aggregator`
 
     def initial_state(self, num_samples: Tensor) -> dict[str, Tensor]:
         """None."""
