@@ -566,8 +566,8 @@ class Config(Section):
 
     def _may_sketch(self) -> bool:
         """Whether an aggregator uses sketches; of one that a plugin adds this is not known."""
-        names = {phase.server.aggregator.type for phase in self.schedule()}
-        return any(name in methods.SKETCHING or not methods.AGGREGATORS[name].is_ours for name in names)
+        entries = [methods.AGGREGATORS[phase.server.aggregator.type] for phase in self.schedule()]
+        return any("sketches" in entry.needs or not entry.is_ours for entry in entries)
 
     def run_folder(self) -> Path:
         return expand_home("output", self.output) / f"{self.name}-{self.fingerprint()}"

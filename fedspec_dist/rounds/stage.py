@@ -45,6 +45,8 @@ from fedspec_dist.rounds.proxy import ServerProxy
 from fedspec_dist.rounds.sampling import Workload, client_work, workload
 from fedspec_dist.rounds.server import FederatedServer, ServerMethods
 
+_STATISTICS = ("sketches", FISHER_DIAGONAL)  # what clients can send besides updates and what their method uploads
+
 
 class Stage:
     """Executor, server and client states of one phase. A new phase starts with empty memories.
@@ -85,22 +87,22 @@ class Stage:
             self.layout.ranges(stint.train, f"local.schedule.{number}.train")
             for number, stint in enumerate(phase.local.schedule)
         ]
-        aggregator = _make(methods.AGGREGATORS, phase.server.aggregator)
+        aggregator, needs = _make(methods.AGGREGATORS, phase.server.aggregator), aggregator_needs(phase)
         shared = self.layout.shared
         statistics: Statistics | None = None
-        self.sketches = "sketches" in aggregator.needs
+        self.sketches = "sketches" in needs
         if self.sketches:
             budget = config.runtime.sketch_memory_mb * 2**20
             spare = spare_memory(runtime.device, runtime.environment)
             statistics = Sketcher(module, shared, self.task, self._inputs_of, aggregator, budget, spare)
-        elif FISHER_DIAGONAL in aggregator.needs:
+        elif FISHER_DIAGONAL in needs:
             statistics = DiagonalFisher(module, shared, self.task, self._inputs_of)
         local = self._local_methods()
         batch_of = image_batches(self.augmentation, train) if federation.dataset.are_images else plain_batches(train)
         self.executor: Executor
         if config.runtime.executor == "batched":
             private = self.layout.num_shared < len(self.layout)
-            if why := why_not_batched(module, local, self.task, names, private):
+            if why := why_not_batched(module, local, self.task, names, private, acts_on_features(phase)):
                 raise ValueError(f"runtime.executor: got 'batched', but {why}; or choose sequential")
             size = config.runtime.clients_per_batch
             self.executor = BatchedExecutor(
@@ -111,7 +113,7 @@ class Stage:
                 module, self.layout, self.task, local, batch_of, self.kept, self._moving, statistics
             )
         self.theta = self.layout.flatten(module)
-        self.uploads = (*self._algorithm.uploads, *([FISHER_DIAGONAL] if FISHER_DIAGONAL in aggregator.needs else []))
+        self.uploads = (*self._algorithm.uploads, *([FISHER_DIAGONAL] if FISHER_DIAGONAL in needs else []))
         self.max_rank = max_rank(phase)
         self.columns = cut_columns(config, phase, len(shared), runtime.num_ranks, len(federation.clients))
         self.server = FederatedServer(
@@ -307,7 +309,7 @@ def check_phase(
     """
     try:
         algorithm = make_algorithm(phase)
-        if algorithm.needs_features:
+        if acts_on_features(phase):
             _check_features(config, phase, algorithm, module, layout)
         algorithm.bind(layout.segments)
         kept_ranges(phase, layout)
@@ -347,10 +349,10 @@ def _check_classes(config: Config, phase: Phase, dataset: Dataset) -> None:
 
 
 def _check_needs(phase: Phase) -> None:
-    """Ours hold this by themselves; a plugin's may not."""
+    """Ours hold this by themselves; a plugin's class may not."""
     choice, needs = phase.server.aggregator, aggregator_needs(phase)
-    if unknown := sorted(set(needs) - {"sketches", FISHER_DIAGONAL}):
-        raise ValueError(f"server.aggregator: {choice.type} needs {unknown[0]!r}; allowed: sketches, {FISHER_DIAGONAL}")
+    if unknown := sorted(methods.AGGREGATORS[choice.type].all_needs() - methods.NEEDS.keys()):
+        raise ValueError(f"server.aggregator: {choice.type} needs {unknown[0]!r}; allowed: {', '.join(_STATISTICS)}")
     settings = ("rank", "oversampling", "power_iterations")
     if "sketches" in needs and not all(hasattr(choice, name) for name in settings):
         raise ValueError(
@@ -381,10 +383,13 @@ def make_algorithm(phase: Phase) -> LocalAlgorithm:
     return made
 
 
+def acts_on_features(phase: Phase) -> bool:
+    return "features" in methods.LOCAL_ALGORITHMS[phase.local.algorithm.type].all_needs()
+
+
 def aggregator_needs(phase: Phase) -> frozenset[str]:
     """What the phase's aggregator asks of clients besides updates."""
-    needs: frozenset[str] = methods.AGGREGATORS[phase.server.aggregator.type].load().needs
-    return needs
+    return methods.AGGREGATORS[phase.server.aggregator.type].all_needs().intersection(_STATISTICS)
 
 
 def filtered_layers(choice: Any, layout: ParameterLayout) -> list[Segment]:
