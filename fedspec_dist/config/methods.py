@@ -106,10 +106,18 @@ def method(
 
 
 def headline_of(task: str) -> tuple[str, str]:
-    """The metric of a task that counts, and whether `max` or `min` is better; a user's own names it in its class."""
-    entry = TASKS[task]
-    found: tuple[str, str] = entry.headline or entry.load().headline
-    return found
+    """The metric of a task that counts, and whether `max` or `min` is better; a user's own may name it in its class.
+
+    Raises:
+        ValueError: a user's own has none.
+    """
+    found: Any = TASKS[task].headline or TASKS[task].load().headline
+    if not (isinstance(found, (tuple, list)) and len(found) == 2 and found[1] in ("max", "min")):
+        raise ValueError(
+            f"task: {task} has headline {found!r}; allowed is a pair such as ('mse', 'min'): the metric that counts, "
+            "and whether max or min is better"
+        )
+    return str(found[0]), str(found[1])
 
 
 _PartOf = Annotated[float, Field(gt=0, lt=1)]
@@ -551,19 +559,20 @@ def register(
     *,
     needs: Iterable[str] = (),
     gives: Iterable[str] = (),
+    headline: tuple[str, str] | None = None,
     **parameters: tuple[Any, Any],
 ) -> None:
     """Add a method of a user's own, from a module that the config names in `plugins`.
 
     `register("local.algorithm", "mine", "my_package.mine:Mine", mu=(Positive, 0.1))` makes
     `local.algorithm: {type: mine, mu: 0.2}` known. `key` is one of `FAMILIES`; `needs`, and of a task `gives`, are
-    words of `NEEDS`.
+    words of `NEEDS`. With its `headline` here, too, sweeps on a machine without torch know it.
 
     Raises:
         ValueError: there is no such family, or another method has the name.
     """
     if key not in FAMILIES:
         raise ValueError(f"register: no family {key!r}; there are: {', '.join(FAMILIES)}")
-    table, added = FAMILIES[key].table, Method(target, parameters, key, frozenset(needs), frozenset(gives))
+    table, added = FAMILIES[key].table, Method(target, parameters, key, frozenset(needs), frozenset(gives), headline)
     if table.setdefault(name, added).target != target:
         raise ValueError(f"register: {key} {name!r} is taken by {table[name].target}; choose another name")
