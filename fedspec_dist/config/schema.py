@@ -565,9 +565,14 @@ class Config(Section):
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     def _may_sketch(self) -> bool:
-        """Whether an aggregator uses sketches; of one that a plugin adds this is not known."""
-        names = {phase.server.aggregator.type for phase in self.schedule()}
-        return any(name in methods.SKETCHING or not methods.AGGREGATORS[name].is_ours for name in names)
+        """Whether sketches are used; of methods that a plugin adds this is not known."""
+        for server in (phase.server for phase in self.schedule()):
+            chosen = [("server.aggregator", server.aggregator), ("server.weights", server.weights)]
+            chosen += [("server.transforms", choice) for choice in server.transforms]
+            entries = [methods.FAMILIES[key].table[choice.type] for key, choice in chosen]
+            if any("sketches" in entry.needs or not entry.is_ours for entry in entries):
+                return True
+        return False
 
     def run_folder(self) -> Path:
         return expand_home("output", self.output) / f"{self.name}-{self.fingerprint()}"

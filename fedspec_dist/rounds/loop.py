@@ -95,7 +95,7 @@ def train(job: Job, completed: int) -> int:
         if kept:
             stage.states.store(cohort, plan, kept, local.states)
             facts = report.facts(kept)
-            rows = local.of([place for place, p in enumerate(mine) if p in kept], stage.sketches)
+            rows = local.of([place for place, p in enumerate(mine) if p in kept], bool(stage.max_rank))
             matrices = stage.server.exchange(rows, facts, shared)
             clock.lap("exchange")
             # All ranks wait: sums over column blocks, then the slices of the new model.

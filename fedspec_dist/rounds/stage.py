@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from fedspec_dist.clients.algorithms.base import LocalAlgorithm
-from fedspec_dist.clients.executors.base import BatchOf, ClientWork, Executor, Kept, Rows, Sent, Statistics
+from fedspec_dist.clients.executors.base import BatchOf, ClientWork, Executor, Kept, Rows, Sent
 from fedspec_dist.clients.executors.batched import BatchedExecutor, groups, why_not_batched
 from fedspec_dist.clients.executors.sequential import SequentialExecutor
-from fedspec_dist.clients.sketching import FISHER_DIAGONAL, DiagonalFisher, Sketcher
+from fedspec_dist.clients.statistics.base import Collector
 from fedspec_dist.clients.step import Filter, LocalMethods
+from fedspec_dist.clients.vectors import widths
 from fedspec_dist.config import Config, Phase, methods
-from fedspec_dist.core.batch import Batch, Inputs
+from fedspec_dist.core.batch import Batch
 from fedspec_dist.core.buffers import MovingBuffers, moving_buffers
 from fedspec_dist.core.cohort import Clients, Proxy
 from fedspec_dist.core.parameters import ParameterLayout, Segment, joined
@@ -44,6 +45,7 @@ from fedspec_dist.rounds.federation import (
 from fedspec_dist.rounds.proxy import ServerProxy
 from fedspec_dist.rounds.sampling import Workload, client_work, workload
 from fedspec_dist.rounds.server import FederatedServer, ServerMethods
+from fedspec_dist.rounds.statistics import build_statistics, check_statistics, material, max_rank
 
 
 class Stage:
@@ -87,20 +89,17 @@ class Stage:
         ]
         aggregator = _make(methods.AGGREGATORS, phase.server.aggregator)
         shared = self.layout.shared
-        statistics: Statistics | None = None
-        self.sketches = "sketches" in aggregator.needs
-        if self.sketches:
-            budget = config.runtime.sketch_memory_mb * 2**20
-            spare = spare_memory(runtime.device, runtime.environment)
-            statistics = Sketcher(module, shared, self.task, self._inputs_of, aggregator, budget, spare)
-        elif FISHER_DIAGONAL in aggregator.needs:
-            statistics = DiagonalFisher(module, shared, self.task, self._inputs_of)
+        self.max_rank = max_rank(phase)
+        spare = spare_memory(runtime.device, runtime.environment) if self.max_rank else 0
+        given = material(config, phase, module, self.layout, federation.dataset, self.task, spare)
+        made = build_statistics(phase, given)
+        statistics = Collector(made, module, len(shared)) if made else None
         local = self._local_methods()
         batch_of = image_batches(self.augmentation, train) if federation.dataset.are_images else plain_batches(train)
         self.executor: Executor
         if config.runtime.executor == "batched":
             private = self.layout.num_shared < len(self.layout)
-            if why := why_not_batched(module, local, self.task, names, private):
+            if why := why_not_batched(module, local, self.task, names, private, acts_on_features(phase)):
                 raise ValueError(f"runtime.executor: got 'batched', but {why}; or choose sequential")
             size = config.runtime.clients_per_batch
             self.executor = BatchedExecutor(
@@ -111,8 +110,8 @@ class Stage:
                 module, self.layout, self.task, local, batch_of, self.kept, self._moving, statistics
             )
         self.theta = self.layout.flatten(module)
-        self.uploads = (*self._algorithm.uploads, *([FISHER_DIAGONAL] if FISHER_DIAGONAL in aggregator.needs else []))
-        self.max_rank = max_rank(phase)
+        of_statistics = {name: each.width for name, each in made.items() if not each.is_matrix}
+        self._widths = widths(self._algorithm.uploads) | of_statistics
         self.columns = cut_columns(config, phase, len(shared), runtime.num_ranks, len(federation.clients))
         self.server = FederatedServer(
             ServerMethods(
@@ -149,12 +148,16 @@ class Stage:
     def rows(self, num_clients: int) -> Rows:
         """Room for the results of so many clients."""
 
-        def table(width: int) -> Tensor:
-            return self.theta.new_zeros(num_clients, width)
+        def table(width: int, dtype: torch.dtype | None = None) -> Tensor:
+            return self.theta.new_zeros(num_clients, width, dtype=dtype)
 
         padded = self.columns.padded
-        buffers = table(self._num_averaged) if self._num_averaged else None
-        return Rows(table(padded), {name: table(padded) for name in self.uploads}, buffers)
+        return Rows(
+            table(padded),
+            {name: table(padded) for name, width in self._widths.items() if width is None},
+            {name: table(width, torch.float64) for name, width in self._widths.items() if width is not None},
+            table(self._num_averaged) if self._num_averaged else None,
+        )
 
     def work(self, round_index: int, client: int, load: Workload, state: Tensor | None) -> ClientWork:
         federation = self._federation
@@ -239,9 +242,6 @@ class Stage:
         layout, seed = self.layout.shared, self._config.seed
         return partial(ServerProxy, module, layout, self.task, examples, batch_size, seed)
 
-    def _inputs_of(self, positions: Tensor) -> Inputs:
-        return self._federation.dataset.train.batch(positions).inputs
-
     def _local_methods(self) -> LocalMethods:
         local = self.phase.local
         return LocalMethods(
@@ -307,7 +307,7 @@ def check_phase(
     """
     try:
         algorithm = make_algorithm(phase)
-        if algorithm.needs_features:
+        if acts_on_features(phase):
             _check_features(config, phase, algorithm, module, layout)
         algorithm.bind(layout.segments)
         kept_ranges(phase, layout)
@@ -325,10 +325,8 @@ def check_phase(
         for choice in phase.server.transforms:
             _make(methods.TRANSFORMS, choice)
         _make(methods.SERVER_OPTIMIZERS, phase.server.optimizer)
-        _check_needs(phase)
         _check_classes(config, phase, dataset)
-        if aggregator_needs(phase):
-            make_task(config, dataset).check_curvature(dataset)
+        check_statistics(config, phase, module, layout, dataset, make_task(config, dataset), algorithm)
         _make(methods.AGGREGATORS, phase.server.aggregator).check(layout.shared.segments)
     except ValueError as error:
         raise ValueError(f"{prefix}{error}") from error
@@ -344,19 +342,6 @@ def _check_classes(config: Config, phase: Phase, dataset: Dataset) -> None:
                 f"{key}: got {choice.type}, which needs a class for each sample; the targets of "
                 f"{config.data.dataset.type} are none; allowed with them: a method that needs no classes"
             )
-
-
-def _check_needs(phase: Phase) -> None:
-    """Ours hold this by themselves; a plugin's may not."""
-    choice, needs = phase.server.aggregator, aggregator_needs(phase)
-    if unknown := sorted(set(needs) - {"sketches", FISHER_DIAGONAL}):
-        raise ValueError(f"server.aggregator: {choice.type} needs {unknown[0]!r}; allowed: sketches, {FISHER_DIAGONAL}")
-    settings = ("rank", "oversampling", "power_iterations")
-    if "sketches" in needs and not all(hasattr(choice, name) for name in settings):
-        raise ValueError(
-            f"server.aggregator: {choice.type} needs sketches, so it must have the parameters {', '.join(settings)}, "
-            "as fipa has"
-        )
 
 
 def _check_features(
@@ -381,10 +366,8 @@ def make_algorithm(phase: Phase) -> LocalAlgorithm:
     return made
 
 
-def aggregator_needs(phase: Phase) -> frozenset[str]:
-    """What the phase's aggregator asks of clients besides updates."""
-    needs: frozenset[str] = methods.AGGREGATORS[phase.server.aggregator.type].load().needs
-    return needs
+def acts_on_features(phase: Phase) -> bool:
+    return "features" in methods.LOCAL_ALGORITHMS[phase.local.algorithm.type].all_needs()
 
 
 def filtered_layers(choice: Any, layout: ParameterLayout) -> list[Segment]:
@@ -400,11 +383,6 @@ def make_filter(choice: Any, layout: ParameterLayout) -> Filter:
     layers = filtered_layers(choice, layout)
     made: Filter = methods.FILTERS[choice.type].build(layers, **choice.parameters(without=methods.FILTER_COMMON))
     return made
-
-
-def max_rank(phase: Phase) -> int:
-    """The most eigenvectors that a client brings to a round of this phase."""
-    return int(getattr(phase.server.aggregator, "rank", 0)) if "sketches" in aggregator_needs(phase) else 0
 
 
 def cut_columns(config: Config, phase: Phase, num_parameters: int, num_ranks: int, num_clients: int) -> Columns:
