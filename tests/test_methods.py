@@ -21,15 +21,18 @@ TABLES = {
     "optimizers": methods.SERVER_OPTIMIZERS,
     "attacks": methods.ATTACKS,
     "statistics": methods.STATISTICS,
+    "tasks": methods.TASKS,
+    "local optimizers": methods.LOCAL_OPTIMIZERS,
 }
 # Arguments that the program fills in.
 GIVEN = {
     "datasets": {"root", "download", "seed"},
     "partitions": {"samples", "num_clients", "rng"},
-    "models": {"input_shape", "num_classes"},
+    "models": {"input_shape", "num_classes", "num_outputs", "vocabulary_size"},
     "filters": {"segments"},
     "weights": {"num_samples"},
     "statistics": {"material"},
+    "local optimizers": {"momentum", "weight_decay", "clip_norm"},
 }
 ROWS = [(family, name) for family, table in TABLES.items() for name in table]
 
