@@ -39,8 +39,7 @@ class MeanFeatures(Statistic):
         material = self.material
         model = with_parameters(self._features, material.layout, theta, "network.")
         for index, batch in material.batches(samples):
-            with torch.no_grad():
-                features = batch.through(model).double()
+            features = batch.through(model).double()
             yield index, features.flatten(1, -2).mean(dim=1) if features.dim() > 2 else features
 
 
