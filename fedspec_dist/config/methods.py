@@ -7,7 +7,7 @@ a test compares them with its signature.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import pairwise
@@ -58,8 +58,9 @@ class Method:
     target: str
     parameters: dict[str, tuple[Any, Any]]
     key: str = ""  # of the family, for a method of a user's own
-    needs: frozenset[str] = frozenset()  # what it asks of task, data and model; see `NEEDS`
-    gives: frozenset[str] = frozenset()  # of a task: which of these it has
+    needs: frozenset[str] = frozenset()  # what it asks of the rest: words of `NEEDS`
+    gives: frozenset[str] = frozenset()  # of a task or a model: which of these it has
+    traits: frozenset[str] = frozenset()  # what it is, as far as others must know: words of `TRAITS`
     headline: tuple[str, str] | None = None  # of a task: the metric that counts, and whether `max` or `min` is better
 
     @property
@@ -72,6 +73,14 @@ class Method:
             return own_methods.load(self.key, self.target)
         module, _, name = self.target.partition(":")
         return getattr(import_module(module, "fedspec_dist"), name)
+
+    def all_needs(self) -> frozenset[str]:
+        """Those of the line; of a user's own also `needs`, `needs_features`, `needs_proxy` of its class, imported."""
+        if self.is_ours:
+            return self.needs
+        made = self.load()
+        said = [word for word in ("features", "proxy") if getattr(made, f"needs_{word}", False)]
+        return self.needs | frozenset(getattr(made, "needs", ())) | frozenset(said)
 
     def build(self, *arguments: Any, **parameters: Any) -> Any:
         """Call it.
@@ -91,6 +100,23 @@ NEEDS = {
     "classes": "the targets are class numbers, one for each output of the model",
     "features": "the model tells its features apart from its last layer: a `models.network.Network`",
     "tokens": "the inputs are numbers of a vocabulary",
+    "blocks": "the model has stages of residual blocks; who gives this may have them",
+    "proxy": "samples of the server's own",
+}
+
+# What a method may be. The rules of what does not go together read this, and so does whoever counts memory.
+TRAITS = {
+    "only_updates": "nothing of a client reaches the server but its update",
+    "server_half": "its server half works with whole updates, as they were received",
+    "sums_drift": "its server adds the mean over all clients of what they have drifted so far",
+    "counts_steps": "its formulas are of the length of a client's way: its steps times the learning rate",
+    "pulls": "with `mu` above 0 it pulls towards the global model, which its count of steps accounts for",
+    "equal_steps": "its steps are as long whatever the gradient",
+    "ignores_weights": "an aggregator for which no client counts more than another",
+    "own_weights": "its weights are more than the clients' shares",
+    "from_updates": "its weights are learned from the updates as they were received",
+    "shrinks": "it shrinks the model as a whole",
+    "remembers": "it remembers or rescales directions",
 }
 
 
@@ -100,10 +126,16 @@ def method(
     *,
     needs: Iterable[str] = (),
     gives: Iterable[str] = (),
+    traits: Iterable[str] = (),
     headline: tuple[str, str] | None = None,
     **parameters: tuple[Any, Any],
 ) -> Method:
-    return Method(target, parameters, needs=frozenset(needs), gives=frozenset(gives), headline=headline)
+    return Method(target, parameters, "", frozenset(needs), frozenset(gives), frozenset(traits), headline)
+
+
+def named_by(table: Mapping[str, Method], trait: str) -> list[str]:
+    """The methods of a table that have a trait."""
+    return [name for name, entry in table.items() if trait in entry.traits]
 
 
 def headline_of(task: str) -> tuple[str, str]:
@@ -239,9 +271,10 @@ MODELS = {
     "cnn23k": method(".models.fipa_cnn:cnn23k"),
     "cnn207k": method(".models.fipa_cnn:cnn207k"),
     "lenet": method(".models.lenet:LeNet"),
-    "resnet20": method(".models.resnet:ResNet20", norm=(_Norm, "group")),
+    "resnet20": method(".models.resnet:ResNet20", gives={"blocks"}, norm=(_Norm, "group")),
     "resnet18": method(
         ".models.resnet:ResNet18",
+        gives={"blocks"},
         norm=(_Norm, "batch"),
         width=(Annotated[int, Field(ge=2, multiple_of=2, le=2048)], 64),
     ),
@@ -274,12 +307,15 @@ MODELS = {
     ),
     "torchvision": method(
         ".models.imported:torchvision",
+        gives={"blocks"},
         name=(str, ...),
         norm=(Literal["batch", "group"], "batch"),
         stem=(Literal["cifar", "imagenet"], "imagenet"),
         pretrained=(str | None, None),
     ),
-    "module": method(".models.imported:module", path=(str, ...), arguments=(dict[str, Any] | None, None)),
+    "module": method(
+        ".models.imported:module", gives={"blocks"}, path=(str, ...), arguments=(dict[str, Any] | None, None)
+    ),
 }
 
 # What is learned: the loss, the metrics, and the curvature in the model's outputs.
@@ -302,20 +338,29 @@ _ADAM: dict[str, tuple[Any, Any]] = {
 }
 LOCAL_OPTIMIZERS = {
     "sgd": method(".clients.optimizers:LocalSgd"),
-    "adam": method(".clients.optimizers:LocalAdam", **_ADAM),
-    "adamw": method(".clients.optimizers:LocalAdamW", **_ADAM),
+    "adam": method(".clients.optimizers:LocalAdam", traits={"equal_steps"}, **_ADAM),
+    "adamw": method(".clients.optimizers:LocalAdamW", traits={"equal_steps"}, **_ADAM),
 }
 
 LOCAL_ALGORITHMS = {
-    "fedavg": method(".clients.algorithms.fedavg:FedAvg"),
-    "fedprox": method(".clients.algorithms.fedprox:FedProx", mu=(NotNegative, 0.01)),
-    "fednova": method(".clients.algorithms.fednova:FedNova", mu=(NotNegative, 0.0)),
-    "scaffold": method(".clients.algorithms.scaffold:Scaffold", option=(Literal[1, 2], 2)),
-    "feddyn": method(".clients.algorithms.feddyn:FedDyn", alpha=(NotNegative, 0.1)),
-    "feddc": method(".clients.algorithms.feddc:FedDC", alpha=(NotNegative, 0.01)),
-    "fedcm": method(".clients.algorithms.fedcm:FedCM", alpha=(Share, 0.1)),
+    "fedavg": method(".clients.algorithms.fedavg:FedAvg", traits={"only_updates"}),
+    "fedprox": method(".clients.algorithms.fedprox:FedProx", traits={"only_updates", "pulls"}, mu=(NotNegative, 0.01)),
+    "fednova": method(".clients.algorithms.fednova:FedNova", traits={"counts_steps", "pulls"}, mu=(NotNegative, 0.0)),
+    "scaffold": method(
+        ".clients.algorithms.scaffold:Scaffold", traits={"server_half", "counts_steps"}, option=(Literal[1, 2], 2)
+    ),
+    "feddyn": method(
+        ".clients.algorithms.feddyn:FedDyn", traits={"server_half", "sums_drift"}, alpha=(NotNegative, 0.1)
+    ),
+    "feddc": method(
+        ".clients.algorithms.feddc:FedDC",
+        traits={"server_half", "sums_drift", "counts_steps"},
+        alpha=(NotNegative, 0.01),
+    ),
+    "fedcm": method(".clients.algorithms.fedcm:FedCM", traits={"server_half", "counts_steps"}, alpha=(Share, 0.1)),
     "fedsam": method(
         ".clients.algorithms.fedsam:FedSAM",
+        traits={"only_updates"},
         rho=(NotNegative, 0.1),
         adaptive=(bool, False),
         eta=(NotNegative, 0.2),
@@ -323,22 +368,31 @@ LOCAL_ALGORITHMS = {
     ),
     "mofedsam": method(
         ".clients.algorithms.mofedsam:MoFedSAM",
+        traits={"server_half", "counts_steps"},
         alpha=(Share, 0.1),
         rho=(NotNegative, 0.1),
         filter_ascent=(Annotated[bool, LATER], False),
     ),
     "fedlc": method(
         ".clients.algorithms.fedlc:FedLC",
+        traits={"only_updates"},
         needs={"classes"},
         tau=(NotNegative, 1.0),
         denominator=(Literal["all", "others"], "all"),
     ),
-    "feddecorr": method(".clients.algorithms.feddecorr:FedDecorr", needs={"features"}, beta=(NotNegative, 0.1)),
+    "feddecorr": method(
+        ".clients.algorithms.feddecorr:FedDecorr", traits={"only_updates"}, needs={"features"}, beta=(NotNegative, 0.1)
+    ),
     "moon": method(
-        ".clients.algorithms.moon:Moon", needs={"features"}, mu=(NotNegative, 5.0), temperature=(Positive, 0.5)
+        ".clients.algorithms.moon:Moon",
+        traits={"only_updates"},
+        needs={"features"},
+        mu=(NotNegative, 5.0),
+        temperature=(Positive, 0.5),
     ),
     "fedrcl": method(
         ".clients.algorithms.fedrcl:FedRCL",
+        traits={"only_updates"},
         needs={"classes", "features"},
         temperature=(Positive, 0.05),
         threshold=(Annotated[float, Field(ge=-1, le=1)], 0.7),
@@ -405,14 +459,12 @@ STATISTICS = {
     "mean_features": method(".clients.statistics.mean_features:MeanFeatures", needs={"features"}),
     "class_features": method(".clients.statistics.mean_features:ClassFeatures", needs={"classes", "features"}),
 }
-
-# Aggregators of this package that use sketches of the clients' Fisher matrices.
-SKETCHING = {"fipa"}
 AGGREGATORS = {
     "fedavg": method(".server.aggregators.fedavg:FedAvg"),
     "fedgh": method(".server.aggregators.fedgh:FedGH", mode=(Literal["pairwise", "snapshot"], "pairwise")),
     "fipa": method(
         ".server.aggregators.fipa:Fipa",
+        needs={"sketches"},
         rank=(Count, 20),
         oversampling=(CountOrZero, 10),
         power_iterations=(CountOrZero, 2),
@@ -421,22 +473,30 @@ AGGREGATORS = {
         convention=(Literal["released", "exact"], "released"),
         merge=(Literal["gram", "tsqr"], "gram"),
     ),
-    "fednova": method(".server.aggregators.fednova:FedNova"),
+    "fednova": method(".server.aggregators.fednova:FedNova", traits={"counts_steps"}),
     "fedlws": method(
         ".server.aggregators.fedlws:FedLws",
+        traits={"shrinks"},
         beta=(NotNegative, 0.03),
         min_tau=(NotNegative, 0.01),
         max_tau=(NotNegative, 0.2),
     ),
-    "inco": method(".server.aggregators.inco:InCo", clamp_max=(NotNegative, 5.0)),
-    "fisher_diagonal": method(".server.aggregators.fisher_diagonal:FisherDiagonal"),
-    "median": method(".server.aggregators.median:Median"),
+    "inco": method(".server.aggregators.inco:InCo", needs={"blocks"}, clamp_max=(NotNegative, 5.0)),
+    "fisher_diagonal": method(".server.aggregators.fisher_diagonal:FisherDiagonal", needs={"fisher_diagonal"}),
+    "median": method(".server.aggregators.median:Median", traits={"ignores_weights"}),
     "trimmed_mean": method(
-        ".server.aggregators.trimmed_mean:TrimmedMean", trim=(Annotated[float, Field(ge=0, lt=0.5)], 0.1)
+        ".server.aggregators.trimmed_mean:TrimmedMean",
+        traits={"ignores_weights"},
+        trim=(Annotated[float, Field(ge=0, lt=0.5)], 0.1),
     ),
-    "krum": method(".server.aggregators.krum:Krum", byzantine=(Annotated[float, Field(ge=0, lt=0.5)], 0.2)),
+    "krum": method(
+        ".server.aggregators.krum:Krum",
+        traits={"ignores_weights"},
+        byzantine=(Annotated[float, Field(ge=0, lt=0.5)], 0.2),
+    ),
     "multi_krum": method(
         ".server.aggregators.krum:MultiKrum",
+        traits={"ignores_weights"},
         byzantine=(Annotated[float, Field(ge=0, lt=0.5)], 0.2),
         keep=(Count | None, None),
     ),
@@ -466,6 +526,7 @@ WEIGHTS = {
     "samples": method(".server.weights.shares:Samples"),
     "feddisco": method(
         ".server.weights.feddisco:FedDisco",
+        traits={"own_weights"},
         needs={"classes"},
         a=(NotNegative, 0.5),
         b=(Number, 0.1),
@@ -474,6 +535,7 @@ WEIGHTS = {
     ),
     "fedawa": method(
         ".server.weights.fedawa:FedAwa",
+        traits={"own_weights", "from_updates"},
         optimizer=(Literal["adam", "sgd"], "adam"),
         lr=(Positive | None, None),
         weight_decay=(NotNegative | None, None),
@@ -482,6 +544,8 @@ WEIGHTS = {
     ),
     "fedlaw": method(
         ".server.weights.fedlaw:FedLaw",
+        needs={"proxy"},
+        traits={"own_weights", "from_updates", "shrinks"},
         epochs=(CountOrZero, 20),
         lr=(Positive, 0.01),
         batch_size=(Count, 128),
@@ -497,16 +561,17 @@ _DECAYING: dict[str, tuple[Any, Any]] = {
 }
 SERVER_OPTIMIZERS = {
     "sgd": method(".server.optimizers:Sgd", lr=(Positive, 1.0)),
-    "momentum": method(".server.optimizers:Momentum", lr=(Positive, 1.0), beta=(Fraction, 0.9)),
+    "momentum": method(".server.optimizers:Momentum", traits={"remembers"}, lr=(Positive, 1.0), beta=(Fraction, 0.9)),
     "adagrad": method(
         ".server.optimizers:Adagrad",
+        traits={"remembers"},
         lr=(Positive, 0.1),
         beta1=(Fraction, 0.0),
         tau=(Positive, 0.01),
         initial_accumulator=(NotNegative | None, None),
     ),
-    "adam": method(".server.optimizers:Adam", lr=(Positive, 0.01), **_DECAYING),
-    "yogi": method(".server.optimizers:Yogi", lr=(Positive, 0.01), **_DECAYING),
+    "adam": method(".server.optimizers:Adam", traits={"remembers"}, lr=(Positive, 0.01), **_DECAYING),
+    "yogi": method(".server.optimizers:Yogi", traits={"remembers"}, lr=(Positive, 0.01), **_DECAYING),
 }
 
 # What malicious clients do, for studies of how servers bear them.
@@ -568,20 +633,26 @@ def register(
     *,
     needs: Iterable[str] = (),
     gives: Iterable[str] = (),
+    traits: Iterable[str] = (),
     **parameters: tuple[Any, Any],
 ) -> None:
     """Add a method of a user's own, from a module that the config names in `plugins`.
 
     `register("local.algorithm", "mine", "my_package.mine:Mine", mu=(Positive, 0.1))` makes
     `local.algorithm: {type: mine, mu: 0.2}` known. `key` is one of `FAMILIES`, or `statistics`, of which server methods
-    name what they need; `needs`, and of a task `gives`, are words of `NEEDS`.
+    name what they need; `needs`, and of a task or a model `gives`, are words of `NEEDS`, `traits` of `TRAITS`.
 
     Raises:
-        ValueError: there is no such family, or another method has the name.
+        ValueError: there is no such family, no such word, or another method has the name.
     """
     tables = {**{family: row.table for family, row in FAMILIES.items()}, "statistics": STATISTICS}
     if key not in tables:
         raise ValueError(f"register: no family {key!r}; there are: {', '.join(tables)}")
-    table, added = tables[key], Method(target, parameters, key, frozenset(needs), frozenset(gives))
+    added = Method(target, parameters, key, frozenset(needs), frozenset(gives), frozenset(traits))
+    for kind, given in (("needs", added.needs), ("gives", added.gives), ("traits", added.traits)):
+        known = [*TRAITS] if kind == "traits" else [*NEEDS, *STATISTICS]
+        if unknown := sorted(given - set(known)):
+            raise ValueError(f"register: {key} {name!r} {kind} {unknown[0]!r}; allowed: {', '.join(known)}")
+    table = tables[key]
     if table.setdefault(name, added).target != target:
         raise ValueError(f"register: {key} {name!r} is taken by {table[name].target}; choose another name")

@@ -569,9 +569,8 @@ class Config(Section):
         for server in (phase.server for phase in self.schedule()):
             chosen = [("server.aggregator", server.aggregator), ("server.weights", server.weights)]
             chosen += [("server.transforms", choice) for choice in server.transforms]
-            if server.aggregator.type in methods.SKETCHING:
-                return True
-            if not all(methods.FAMILIES[key].table[choice.type].is_ours for key, choice in chosen):
+            entries = [methods.FAMILIES[key].table[choice.type] for key, choice in chosen]
+            if any("sketches" in entry.needs or not entry.is_ours for entry in entries):
                 return True
         return False
 

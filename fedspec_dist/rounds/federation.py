@@ -373,7 +373,7 @@ def make_attack(config: Config) -> Attack:
 
 def proxy_share(phase: Phase) -> float:
     """Of the test samples, how many the weights of a phase are learned on; 0 if they are not learned on such."""
-    needed = methods.WEIGHTS[phase.server.weights.type].load().needs_proxy
+    needed = "proxy" in methods.WEIGHTS[phase.server.weights.type].all_needs()
     return float(getattr(phase.server.weights, "proxy_fraction", _DEFAULT_PROXY)) if needed else 0.0
 
 

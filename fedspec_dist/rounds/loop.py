@@ -178,8 +178,9 @@ def checkpoint(job: Job, stage: Stage, completed: int) -> None:
     if job.runtime.is_main:
         job.folder.check()
         model = job.phases.module.state_dict()
-        fingerprint, first = job.config.fingerprint(), job.phases.first
-        state = SavedState(completed, fingerprint, model, server, clients, job.identity, first)
+        fingerprint, phases = job.config.fingerprint(), job.phases
+        began = phases.first, phases.first_phase
+        state = SavedState(completed, fingerprint, model, server, clients, job.identity, *began)
         save(job.folder.checkpoints, state, job.config.checkpoint.keep)
     else:
         for _ in clients:  # what is sent here, rank 0 receives in `save`

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedspec_dist.clients.vectors import widths
-from fedspec_dist.config import Config, Phase
+from fedspec_dist.config import Config, Phase, methods
 from fedspec_dist.core.parameters import ParameterLayout
 from fedspec_dist.data.dataset import Examples
 from fedspec_dist.distributed.columns import Columns
@@ -25,12 +25,10 @@ from fedspec_dist.rounds.statistics import max_rank as max_rank_of
 _FLOAT_BYTES = {"float32": 4, "float64": 8}
 _PROCESS_BYTES = 560_000_000  # python with torch, once a model of any size has been trained
 _CUDA_BYTES = 800_000_000  # a context with its kernels, and NCCL's buffers; an estimate, not measured
-# Copies of the layers of one form that a filter makes while it works, and one that it keeps.
-_FILTER_COPIES = {"none": 0, "gradient_centralization": 2, "lapd": 9, "gaussian": 9, "l2_rescale": 6}
-_OTHER_FILTER_COPIES, _FILTER_KEEPS = 5, 1
-# Of a rank's columns, in float32: the direction, the old and the new model, and what an optimizer makes in between.
-_STEP_COPIES = {"sgd": 9, "momentum": 9}
-_OTHER_STEP_COPIES = 13
+_FILTER_COPIES, _FILTER_KEEPS = 5, 1  # of the layers of one form, where a filter's class has no `copies`; and kept
+# Of a rank's columns, in float32: the direction, the old and the new model, and what an optimizer makes in between;
+# more of it where it divides one memory by another.
+_STEP_COPIES, _STEP_COPIES_OF_TWO = 9, 13
 # A large Gram matrix, and what is made of it while ranks add it up or the method reads it.
 _GRAM_COPIES = {"fedgh": 1.5}
 _SAMPLES_TRIED = 4
@@ -146,7 +144,7 @@ def _stays(phase: Phase, layout: ParameterLayout, columns: Columns, own: int, wo
     sent = [width for width in widths(algorithm.uploads).values() if width is None]
     named = len(algorithm.own) + len(sent) + 2 * len(algorithm.broadcast)
     vectors = (6 + bool(phase.local.momentum) + named) * len(layout)
-    states = {"sgd": 0, "momentum": 2}.get(phase.server.optimizer.type, 4)  # float64
+    states = 2 * _num_states(phase)  # float64
     clients = (work.states + work.num_clients) * len(algorithm.own) * len(layout)
     filters = sum(_FILTER_KEEPS * _largest_form(choice, layout) for choice in (phase.filter, phase.server.filter))
     return vectors + (len(algorithm.server) + states) * own + clients + filters
@@ -154,7 +152,7 @@ def _stays(phase: Phase, layout: ParameterLayout, columns: Columns, own: int, wo
 
 def _training(phase: Phase, layout: ParameterLayout) -> int:
     """The gradient in its pieces, and a filter at work."""
-    copies = _FILTER_COPIES.get(phase.filter.type, _OTHER_FILTER_COPIES)
+    copies = getattr(methods.FILTERS[phase.filter.type].load(), "copies", _FILTER_COPIES)
     return len(layout) + copies * _largest_form(phase.filter, layout)
 
 
@@ -169,9 +167,15 @@ def _largest_form(choice: object, layout: ParameterLayout) -> int:
 
 
 def _server(phase: Phase, own: int, work: Work, rank_of_sketches: int) -> int:
-    copies = _STEP_COPIES.get(phase.server.optimizer.type, _OTHER_STEP_COPIES)
+    copies = _STEP_COPIES if _num_states(phase) < 2 else _STEP_COPIES_OF_TWO
     pairs = (work.cohort * max(1, rank_of_sketches)) ** 2 if has_gram(phase) else 0
     return copies * own + int(2 * pairs * (1 + _GRAM_COPIES.get(phase.server.aggregator.type, 1.0)))
+
+
+def _num_states(phase: Phase) -> int:
+    """Vectors that the server's optimizer keeps."""
+    choice = phase.server.optimizer
+    return len(methods.SERVER_OPTIMIZERS[choice.type].build(**choice.parameters()).initial_state(0))
 
 
 def has_gram(phase: Phase) -> bool:

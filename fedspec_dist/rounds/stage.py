@@ -99,7 +99,7 @@ class Stage:
         self.executor: Executor
         if config.runtime.executor == "batched":
             private = self.layout.num_shared < len(self.layout)
-            if why := why_not_batched(module, local, self.task, names, private):
+            if why := why_not_batched(module, local, self.task, names, private, acts_on_features(phase)):
                 raise ValueError(f"runtime.executor: got 'batched', but {why}; or choose sequential")
             size = config.runtime.clients_per_batch
             self.executor = BatchedExecutor(
@@ -307,7 +307,7 @@ def check_phase(
     """
     try:
         algorithm = make_algorithm(phase)
-        if algorithm.needs_features:
+        if acts_on_features(phase):
             _check_features(config, phase, algorithm, module, layout)
         algorithm.bind(layout.segments)
         kept_ranges(phase, layout)
@@ -364,6 +364,10 @@ def _check_features(
 def make_algorithm(phase: Phase) -> LocalAlgorithm:
     made: LocalAlgorithm = _make(methods.LOCAL_ALGORITHMS, phase.local.algorithm)
     return made
+
+
+def acts_on_features(phase: Phase) -> bool:
+    return "features" in methods.LOCAL_ALGORITHMS[phase.local.algorithm.type].all_needs()
 
 
 def filtered_layers(choice: Any, layout: ParameterLayout) -> list[Segment]:

@@ -50,9 +50,9 @@ def asked(phase: Phase) -> list[Asked]:
     """
     found: dict[str, Asked] = {}
     for key, choice in _server_methods(phase):
-        for name in getattr(methods.FAMILIES[key].table[choice.type].load(), "needs", ()):
+        for name in sorted(methods.FAMILIES[key].table[choice.type].all_needs() - methods.NEEDS.keys()):
             if name not in methods.STATISTICS:
-                allowed = ", ".join(methods.STATISTICS)
+                allowed = ", ".join([*methods.NEEDS, *methods.STATISTICS])
                 raise ValueError(f"{key}: {choice.type} needs {name!r}; allowed: {allowed}")
             new = Asked(name, key, choice)
             _require_parameters(new)

@@ -328,7 +328,7 @@ def test_what_lies_where_is_stated_consistently(name: str) -> None:
     algorithm = EVERY[name]()
     assert set(algorithm.broadcast) <= set(algorithm.server)
     assert set(algorithm.frozen_at) <= {"anchor", *algorithm.own}
-    assert algorithm.needs_features or not algorithm.needs_levels
+    assert "features" in methods.LOCAL_ALGORITHMS[name].needs or not algorithm.needs_levels
 
 
 class _Outputs(torch.nn.Module):
@@ -342,7 +342,7 @@ class _Outputs(torch.nn.Module):
 def test_who_asks_the_model_for_more_than_outputs_says_so(name: str) -> None:
     row, algorithm = LOSING[name], EVERY[name]()
     labels = torch.tensor(row.labels)
-    if algorithm.needs_features:
+    if "features" in methods.LOCAL_ALGORITHMS[name].needs:
         with pytest.raises(AttributeError, match=r"has no attribute '(represent|classify)'"):
             algorithm.loss(_Outputs(), row.inputs, labels, row.client())
     else:

@@ -46,7 +46,7 @@ def test_a_method_that_does_not_suit_the_model_is_found_before_the_first_round(
         check_patterns(config, model, DATASET)
 
 
-ON_FEATURES = [name for name, entry in methods.LOCAL_ALGORITHMS.items() if entry.build().needs_features]
+ON_FEATURES = [name for name, entry in methods.LOCAL_ALGORITHMS.items() if "features" in entry.needs]
 
 
 @pytest.mark.parametrize("name", ON_FEATURES)

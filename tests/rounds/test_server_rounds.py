@@ -168,6 +168,11 @@ def _server(made: ServerMethods, columns: Columns, collectives: Collectives) -> 
     )
 
 
+def _needs(made: ServerMethods) -> frozenset[str]:
+    """Of the aggregator, from its line."""
+    return next(row.needs for row in methods.AGGREGATORS.values() if row.load() is type(made.aggregator))
+
+
 def _round(
     server: FederatedServer,
     made: ServerMethods,
@@ -181,11 +186,11 @@ def _round(
     facts = _facts(clients, cohort)
     plan = assign(facts.num_samples.tolist(), collectives.num_ranks)
     mine = plan[collectives.rank]
-    uploads = (*made.algorithm.uploads, *(made.aggregator.needs & {"fisher_diagonal"}))
+    uploads = (*made.algorithm.uploads, *(_needs(made) & {"fisher_diagonal"}))
     local = _local_result([clients[p] for p in mine], server.columns, uploads)
     report = share_results(local, cohort, facts, plan, RANK, collectives)
     kept = report.finite("skip", 1)
-    rows = local.of([place for place, p in enumerate(mine) if p in kept], "sketches" in made.aggregator.needs)
+    rows = local.of([place for place, p in enumerate(mine) if p in kept], "sketches" in _needs(made))
     return server.step(theta, server.exchange(rows, report.facts(kept), theta), index)
 
 

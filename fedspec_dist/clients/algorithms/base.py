@@ -53,8 +53,7 @@ class LocalAlgorithm:
     # all clients as a tensor `cohort.uploads["features"] [K, 64]`.
     uploads: Uploads = ()
     frozen_at: tuple[str, ...] = ()  # the model is also wanted at these: `anchor`, or a name in `own`
-    needs_features: bool = False  # `loss` asks the model for more than its outputs: a `models.network.Network`
-    needs_levels: bool = False  # these are the outputs of the backbone's stages, before any projection head
+    needs_levels: bool = False  # the features that it needs are the backbone's stages, before any projection head
     needs_full_gradient: bool = False  # `begin` calls `client.full_gradient`: another pass over all the data
     passes: float = 1.0  # forward and backward passes a step, for the balance between ranks
     proximal: bool = False  # pulls towards the anchor, and `effective_steps` accounts for it

@@ -25,8 +25,6 @@ class FedDecorr(LocalAlgorithm):
         ValueError: `beta` is negative.
     """
 
-    needs_features = True
-
     def __init__(self, beta: float = 0.1) -> None:
         self.beta = not_negative("beta", beta)
 

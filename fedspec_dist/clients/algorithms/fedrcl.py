@@ -31,7 +31,6 @@ class FedRCL(LocalAlgorithm):
             has no hidden layers.
     """
 
-    needs_features = True
     needs_levels = True
 
     def __init__(

@@ -34,7 +34,6 @@ class Moon(LocalAlgorithm):
 
     own = ("previous",)
     frozen_at = ("anchor", "previous")
-    needs_features = True
     passes = 5 / 3  # a backward pass costs two forward passes
 
     def __init__(self, mu: float = 5.0, temperature: float = 0.5) -> None:

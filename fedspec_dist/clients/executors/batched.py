@@ -28,14 +28,19 @@ from fedspec_dist.core.parameters import ParameterLayout
 from fedspec_dist.tasks.base import Task
 
 
-def why_not_batched(module: nn.Module, methods: LocalMethods, task: Any, buffers: Sequence[str], private: bool) -> str:
-    """Why clients of this model cannot be trained at once, with what to do about it; empty when they can."""
+def why_not_batched(
+    module: nn.Module, methods: LocalMethods, task: Any, buffers: Sequence[str], private: bool, on_features: bool
+) -> str:
+    """Why clients of this model cannot be trained at once, with what to do about it; empty when they can.
+
+    `private`: they keep parts of the model; `on_features`: the local method acts on the model's features.
+    """
     algorithm = methods.algorithm
     if buffers:
         return "the model's batch norm normalises over the samples of one client: choose another norm"
     if any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 for part in module.modules()):
         return "the model has dropout, whose draws are each client's own: set it to 0"
-    if algorithm.needs_features or algorithm.needs_full_gradient or algorithm.frozen_at:
+    if on_features or algorithm.needs_full_gradient or algorithm.frozen_at:
         return "the local method compares samples of a batch, or needs other models or gradients of a client"
     if private:
         return "clients keep parts of the model: share all of it"

@@ -35,7 +35,6 @@ class CenteredClipping(AnyLayers):
         ValueError: a parameter is out of range.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
     memory: ClassVar[tuple[str, ...]] = ("centre",)
 
     def __init__(self, radius: float = 1.0, iterations: int = 1) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -32,8 +31,6 @@ class FedGH(AnyLayers):
     Raises:
         ValueError: `mode` is not one of `MODES`.
     """
-
-    needs: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, mode: str = "pairwise") -> None:
         self.mode = _known_mode(mode)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 from math import inf
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -40,8 +39,6 @@ class FedLws(AnyLayers):
     Raises:
         ValueError: a parameter is out of range.
     """
-
-    needs: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, beta: float = 0.03, min_tau: float = 0.01, max_tau: float = 0.2) -> None:
         require(0 <= beta < inf, "server.aggregator.beta", "at least 0", beta)

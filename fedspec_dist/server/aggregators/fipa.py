@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -39,8 +38,6 @@ class Fipa(AnyLayers):
     Raises:
         ValueError: a parameter is out of range, or the setting would never move the model.
     """
-
-    needs: ClassVar[frozenset[str]] = frozenset({"sketches"})
 
     def __init__(
         self,

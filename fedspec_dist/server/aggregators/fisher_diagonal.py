@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -35,8 +33,6 @@ class FisherDiagonal(AnyLayers):
     released program of D. Jhunjhunwala et al., "FedFisher: Leveraging Fisher Information for One-Shot Federated
     Learning", AISTATS 2024, has it.
     """
-
-    needs: ClassVar[frozenset[str]] = frozenset({"fisher_diagonal"})
 
     def direction(self, cohort: Cohort) -> Direction:
         diagonals = cohort.rows("fisher_diagonal")

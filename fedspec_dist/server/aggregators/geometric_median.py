@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import inf
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -33,8 +32,6 @@ class GeometricMedian(AnyLayers):
     Raises:
         ValueError: a parameter is out of range.
     """
-
-    needs: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, smoothing: float = 1e-6, iterations: int = 100) -> None:
         require(0 < smoothing < inf, "server.aggregator.smoothing", "above 0", smoothing)

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from itertools import groupby
 from math import inf
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -39,8 +38,6 @@ class InCo:
     Raises:
         ValueError: `clamp_max` is negative, or (from `direction`) the model has no such convolutions.
     """
-
-    needs: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, clamp_max: float = 5.0) -> None:
         require(0 <= clamp_max < inf, "server.aggregator.clamp_max", "at least 0", clamp_max)

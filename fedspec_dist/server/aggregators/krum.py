@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,8 +29,6 @@ class Krum(AnyLayers):
         ValueError: `byzantine` is not at least 0 and below 0.5.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
-
     def __init__(self, byzantine: float = 0.2) -> None:
         require(0 <= byzantine < 0.5, "server.aggregator.byzantine", "at least 0 and below 0.5", byzantine)
         self.byzantine = byzantine
@@ -56,8 +53,6 @@ class MultiKrum(AnyLayers):
     Raises:
         ValueError: a parameter is out of range.
     """
-
-    needs: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, byzantine: float = 0.2, keep: int | None = None) -> None:
         require(0 <= byzantine < 0.5, "server.aggregator.byzantine", "at least 0 and below 0.5", byzantine)

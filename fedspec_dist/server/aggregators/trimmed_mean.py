@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -26,8 +25,6 @@ class TrimmedMean(AnyLayers):
     Raises:
         ValueError: `trim` is not at least 0 and below 0.5.
     """
-
-    needs: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, trim: float = 0.1) -> None:
         require(0 <= trim < 0.5, "server.aggregator.trim", "at least 0 and below 0.5", trim)

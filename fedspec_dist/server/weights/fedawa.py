@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf, sqrt
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,8 +49,6 @@ class FedAwa:
     Raises:
         ValueError: a parameter is out of range.
     """
-
-    needs_proxy: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import exp, inf
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -42,8 +41,6 @@ class FedLaw:
     Raises:
         ValueError: a parameter is out of range.
     """
-
-    needs_proxy: ClassVar[bool] = True
 
     def __init__(self, epochs: int = 20, lr: float = 0.01, batch_size: int = 128, proxy_fraction: float = 0.02) -> None:
         require(epochs >= 0, "server.weights.epochs", "at least 0", epochs)
