@@ -81,9 +81,18 @@ def _require_same(ranks: list[dict[str, Finished]], expected: dict[str, Finished
         assert ranks[0][name].results() == expected[name].results()[since:], name
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
-def test_same_bits_at_any_number_of_ranks(num_ranks: int, alone: dict[str, Finished], tmp_path: Path) -> None:
-    _require_same(run_ranks(_runs, num_ranks, tmp_path, str(tmp_path)), alone)
+@pytest.mark.parametrize(
+    ("num_ranks", "names"),
+    [
+        (2, ["all", "with sketches", "gathered", "skipped", "batched"]),
+        (3, ["fewer clients than ranks"]),
+        *(pytest.param(count, list(SETTINGS), marks=pytest.mark.slow) for count in (2, 3)),
+    ],
+)
+def test_same_bits_at_any_number_of_ranks(
+    num_ranks: int, names: list[str], alone: dict[str, Finished], tmp_path: Path
+) -> None:
+    _require_same(run_ranks(_runs, num_ranks, tmp_path, str(tmp_path), names), alone)
 
 
 def test_same_bits_after_a_stop_at_another_number_of_ranks(alone: dict[str, Finished], tmp_path: Path) -> None:

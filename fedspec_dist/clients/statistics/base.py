@@ -54,8 +54,9 @@ class Statistic:
     `cohort.uploads[name] [K, width]`, float64, on every rank. One of a `matrix` gives eigenvalues `[r]` and rows
     `[r, P]` for `cohort.sketches`, and has a parameter `rank`, the most rows of a client.
 
-    The model is in eval mode, and gradients are recorded where `torch.enable_grad()` says so. What is drawn from the global generators is keyed by seed, statistic, round and client.
-    The parameters of a statistic are those that the method which needs it has under the same names.
+    The model is in eval mode, and gradients are recorded where `torch.enable_grad()` says so. What is drawn from the
+    global generators is keyed by seed, statistic, round and client. The parameters of a statistic are those that the
+    method which needs it has under the same names.
     """
 
     when: ClassVar[Literal["before", "after"]] = "before"  # its training, at the model that it starts from or leaves

@@ -44,7 +44,7 @@ class MeanFeatures(Statistic):
 
 
 class ClassFeatures(MeanFeatures):
-    """The same for the samples of each class, `[C * d]`, class after class; zeros of a class without samples.
+    """The mean features of the samples of each class, `[C * d]`, class after class; zeros of a class without samples.
 
     How many samples each has is in `cohort.clients.class_counts`.
     """
