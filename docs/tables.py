@@ -59,6 +59,9 @@ def tables() -> dict[str, str]:
     """Marker in the page -> table."""
     return {
         "local methods": local_methods(),
+        "local optimizers": family(methods.LOCAL_OPTIMIZERS),
+        "tasks": tasks(),
+        "models": family(methods.MODELS, methods.MODEL_COMMON),
         "filters": family(methods.FILTERS, methods.FILTER_COMMON),
         "aggregators": family(methods.AGGREGATORS),
         "transforms": family(methods.TRANSFORMS),
@@ -80,6 +83,15 @@ def family(table: Mapping[str, methods.Method], common: Mapping[str, tuple[Any, 
         shared = ", ".join(f"`{key}` {_shown(default)}" for key, (_, default) in common.items())
         text += f"\nAll have {shared} besides.\n"
     return text
+
+
+def tasks() -> str:
+    """Name, parameters, description, and the metric that counts."""
+    rows = []
+    for name, entry in methods.TASKS.items():
+        metric, direction = methods.headline_of(name)
+        rows.append([f"`{name}`", parameters(entry), summary(name, entry), f"{metric}, {direction}"])
+    return markdown(["name", "parameters", "", "what counts"], rows)
 
 
 def local_methods() -> str:

@@ -17,6 +17,7 @@ from launch.axes import load_sweep
 
 ROOT = Path(__file__).parents[1]
 METHODS_PAGE = PAGE.read_text()
+DATA_PAGE = (ROOT / "docs" / "data.md").read_text()
 README = README_PAGE.read_text()
 CONFIG_TABLE = README.split("## Config")[1].split("##")[0]
 # A section written as one row of the table, its entries being explained there.
@@ -38,7 +39,7 @@ def test_every_key_is_in_the_readmes_table(key: str) -> None:
 
 @pytest.mark.parametrize("family", methods.FAMILIES)
 def test_every_parameter_is_in_the_readmes_table_or_on_the_page_of_methods(family: str) -> None:
-    known = CONFIG_TABLE + METHODS_PAGE
+    known = CONFIG_TABLE + METHODS_PAGE + DATA_PAGE
     for name, row in methods.FAMILIES[family].table.items():
         for parameter in {**row.parameters, **methods.FAMILIES[family].common}:
             assert re.search(rf"`(data\.)?{parameter}`", known), f"{name}.{parameter}"

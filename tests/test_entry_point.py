@@ -25,7 +25,10 @@ def _run(*arguments: str, cwd: Path = ROOT, **variables: str) -> subprocess.Comp
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["local.learning_rate=1"], "config error: local.learning_rate: unknown key; allowed: algorithm, lr"),
+        (
+            ["local.learning_rate=1"],
+            "config error: local.learning_rate: unknown key; allowed: algorithm, optimizer, lr",
+        ),
         (["nosuch.yaml"], "config error: nosuch.yaml: cannot be read as a config"),
         ([str(ROOT)], "cannot be read as a config"),
         ([sys.executable], "cannot be read as a config"),

@@ -59,13 +59,14 @@ def shortened(text: str) -> str:
 # ------------------------------------------------------------------------------------------ YAML
 
 _FLOAT, _INT = "tag:yaml.org,2002:float", "tag:yaml.org,2002:int"
+_BOOL, _WORD = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:str"
 _MERGE, _TIMESTAMP = "tag:yaml.org,2002:merge", "tag:yaml.org,2002:timestamp"
 _KNOWN = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map")}
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 with repairs: `1e-3` and `-.5` are numbers, `0123`, `1:30` and `2024-01-01` are words, and a key given
-    twice is an error."""
+    """YAML 1.1 with repairs: `1e-3` and `-.5` are numbers, `0123`, `1:30` and `2024-01-01` are words, so is `on` as a
+    key, and a key given twice is an error."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -89,6 +90,8 @@ class _Loader(yaml.SafeLoader):
         for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if key_node.tag == _MERGE:
                 continue
+            if key_node.tag == _BOOL and key_node.value not in ("true", "false"):
+                key_node.tag = _WORD
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
                 raise ConfigError(f"{shown(key)}: a key is a name{key_node.start_mark}")

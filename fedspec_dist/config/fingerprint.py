@@ -55,6 +55,11 @@ def fingerprint(config: Config, defaults: dict[str, Any]) -> str:
 
 
 def _may_sketch(config: Config) -> bool:
-    """Whether an aggregator uses sketches; of one that a plugin adds this is not known."""
-    entries = [methods.AGGREGATORS[phase.server.aggregator.type] for phase in config.schedule()]
-    return any("sketches" in entry.needs or not entry.is_ours for entry in entries)
+    """Whether sketches are used; of methods that a plugin adds this is not known."""
+    for server in (phase.server for phase in config.schedule()):
+        chosen = [("server.aggregator", server.aggregator), ("server.weights", server.weights)]
+        chosen += [("server.transforms", choice) for choice in server.transforms]
+        entries = [methods.FAMILIES[key].table[choice.type] for key, choice in chosen]
+        if any("sketches" in entry.needs or not entry.is_ours for entry in entries):
+            return True
+    return False

@@ -88,14 +88,13 @@ class Method:
         return made(*arguments, **parameters)
 
 
-# What a method may need, and what then is meant.
+# What a method may need, and what then is meant. A server's method may also need statistics of the clients.
 NEEDS = {
+    "curvature": "the task has `curvature` and `curvature_root`",
     "classes": "the targets are class numbers, one for each output of the model",
     "features": "the model tells its features apart from its last layer: a `models.network.Network`",
     "tokens": "the inputs are numbers of a vocabulary",
     "blocks": "the model has stages of residual blocks; who gives this may have them",
-    "sketches": "of each client, the leading eigenpairs of the Fisher matrix at the model it was sent",
-    "fisher_diagonal": "of each client, the diagonal of the Fisher matrix at its trained model",
     "proxy": "samples of the server's own",
 }
 

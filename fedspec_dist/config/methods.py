@@ -367,6 +367,21 @@ FILTERS = {
     "gradient_centralization": method(".filters.centralization:GradientCentralization"),
 }
 
+# What servers' methods may ask of clients besides their updates, by their `needs`; no key of the config chooses one.
+# Their parameters are those that the method which asks has under the same names.
+STATISTICS = {
+    "sketches": method(
+        ".clients.statistics.sketches:Sketches",
+        needs={"curvature"},
+        rank=(Count, ...),
+        oversampling=(CountOrZero, ...),
+        power_iterations=(CountOrZero, ...),
+    ),
+    "fisher_diagonal": method(".clients.statistics.fisher_diagonal:FisherDiagonal", needs={"curvature"}),
+    "gradient": method(".clients.statistics.gradient:Gradient"),
+    "mean_features": method(".clients.statistics.mean_features:MeanFeatures", needs={"features"}),
+    "class_features": method(".clients.statistics.mean_features:ClassFeatures", needs={"classes", "features"}),
+}
 AGGREGATORS = {
     "fedavg": method(".server.aggregators.fedavg:FedAvg"),
     "fedgh": method(".server.aggregators.fedgh:FedGH", mode=(Literal["pairwise", "snapshot"], "pairwise")),
@@ -536,19 +551,20 @@ def register(
     """Add a method of a user's own, from a module that the config names in `plugins`.
 
     `register("local.algorithm", "mine", "my_package.mine:Mine", mu=(Positive, 0.1))` makes
-    `local.algorithm: {type: mine, mu: 0.2}` known. `key` is one of `FAMILIES`; `needs`, and of a task or a model
-    `gives`, are words of `NEEDS`, `traits` of `TRAITS`.
+    `local.algorithm: {type: mine, mu: 0.2}` known. `key` is one of `FAMILIES`, or `statistics`, of which server methods
+    name what they need; `needs`, and of a task or a model `gives`, are words of `NEEDS`, `traits` of `TRAITS`.
 
     Raises:
         ValueError: there is no such family, no such word, or another method has the name.
     """
-    if key not in FAMILIES:
-        raise ValueError(f"register: no family {key!r}; there are: {', '.join(FAMILIES)}")
+    tables = {**{family: row.table for family, row in FAMILIES.items()}, "statistics": STATISTICS}
+    if key not in tables:
+        raise ValueError(f"register: no family {key!r}; there are: {', '.join(tables)}")
     added = Method(target, parameters, key, frozenset(needs), frozenset(gives), frozenset(traits))
     for kind, given in (("needs", added.needs), ("gives", added.gives), ("traits", added.traits)):
-        known = TRAITS if kind == "traits" else NEEDS
-        if unknown := sorted(given - known.keys()):
+        known = [*TRAITS] if kind == "traits" else [*NEEDS, *STATISTICS]
+        if unknown := sorted(given - set(known)):
             raise ValueError(f"register: {key} {name!r} {kind} {unknown[0]!r}; allowed: {', '.join(known)}")
-    table = FAMILIES[key].table
+    table = tables[key]
     if table.setdefault(name, added).target != target:
         raise ValueError(f"register: {key} {name!r} is taken by {table[name].target}; choose another name")

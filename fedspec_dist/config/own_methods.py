@@ -38,6 +38,11 @@ FORMS = {
         ("initial_state", "clip", "step"),
         "fedspec_dist.clients.optimizers.LocalOptimizer",
     ),
+    "statistics": Form(
+        "material",
+        ("when", "is_matrix", "width", "compute", "working_bytes"),
+        "fedspec_dist.clients.statistics.base.Statistic",
+    ),
     "server.transforms": Form("", ("initial_state", "apply"), "fedspec_dist.server.transforms.clip.Clip"),
     "clients.attack": Form("", ("labels", "spoil"), "fedspec_dist.clients.attacks.Attack"),
     "server.aggregator": Form("", ("check", "direction"), "fedspec_dist.server.protocols.AnyLayers"),

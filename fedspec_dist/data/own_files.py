@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, ClassVar
@@ -12,6 +14,9 @@ import numpy as np
 
 from fedspec_dist.core import seeding
 from fedspec_dist.data import files
+
+# What reading a text file, whole or compressed, may raise; json runs out of frames in what is nested too deep.
+UNREADABLE = (OSError, UnicodeError, EOFError, zlib.error, csv.Error, RecursionError)
 
 
 class OwnFiles:
@@ -52,8 +57,7 @@ class OwnFiles:
         if not 0 < num_test < num_samples:
             raise ValueError(
                 f"data.test_fraction: got {test_fraction}, which of {num_samples} samples leaves {num_test} for the "
-                f"test; "
-                "allowed: one that leaves some of both"
+                "test; allowed: one that leaves some of both"
             )
         order = seeding.generator(self.seed, "test split").permutation(num_samples)
         return np.sort(order[num_test:]), np.sort(order[:num_test])
@@ -66,7 +70,7 @@ def _kind(folder: bool) -> str:
 def open_text(path: Path) -> IO[str]:
     """A text file in UTF-8, also one that is compressed (`.gz`)."""
     if path.suffix == ".gz":
-        return io.TextIOWrapper(gzip.open(path), encoding="utf-8", newline="")
+        return io.TextIOWrapper(gzip.open(path), encoding="utf-8-sig", newline="")
     return path.open(encoding="utf-8-sig", newline="")
 
 

@@ -95,16 +95,26 @@ def _form(array: np.ndarray) -> str:
 
 def _check_array(what: str, array: Any, types: tuple[str, ...]) -> None:
     if not isinstance(array, np.ndarray) or array.ndim < 1 or array.dtype.name not in types:
-        found = f"type {array.dtype}" if isinstance(array, np.ndarray) else f"a {type(array).__name__}"
+        found = f"a {type(array).__name__}"
+        if isinstance(array, np.ndarray):
+            found = f"type {array.dtype}" if array.ndim else "shape []"
         raise ValueError(f"{what} are of {found}; allowed are numpy arrays [n, ...] of {', '.join(types)}")
     if 0 in array.shape[1:]:
         raise ValueError(f"{what} have shape {list(array.shape)}; allowed is a size of at least 1 on each axis")
+    if (index := first_not_finite(array)) is not None:
+        raise ValueError(f"{what} at index {index} have a value that is not finite (nan or inf)")
+
+
+def first_not_finite(array: np.ndarray) -> int | None:
+    """Position of the first sample of `[n, ...]` with a number that is not finite."""
     if not np.issubdtype(array.dtype, np.floating):
-        return
+        return None
     for start in range(0, len(array), _CHUNK):
-        finite = np.isfinite(array[start : start + _CHUNK].reshape(min(_CHUNK, len(array) - start), -1)).all(axis=1)
+        chunk = array[start : start + _CHUNK]
+        finite = np.isfinite(chunk).all(axis=tuple(range(1, chunk.ndim)))
         if not finite.all():
-            raise ValueError(f"{what} at index {start + int(np.argmin(finite))} have a value that is not finite")
+            return start + int(np.argmin(finite))
+    return None
 
 
 def _check_lengths(where: str, split: Split) -> None:

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from fedspec_dist.clients.algorithms.base import LocalAlgorithm
-from fedspec_dist.clients.executors.base import BatchOf, ClientWork, Executor, Kept, Rows, Sent, Statistics
+from fedspec_dist.clients.executors.base import BatchOf, ClientWork, Executor, Kept, Rows, Sent
 from fedspec_dist.clients.executors.batched import BatchedExecutor, groups, why_not_batched
 from fedspec_dist.clients.executors.sequential import SequentialExecutor
-from fedspec_dist.clients.sketching import FISHER_DIAGONAL, DiagonalFisher, Sketcher
+from fedspec_dist.clients.statistics.base import Collector
 from fedspec_dist.clients.step import Filter, LocalMethods
+from fedspec_dist.clients.vectors import widths
 from fedspec_dist.config import Choice, Config, Phase, methods
-from fedspec_dist.core.batch import Batch, Inputs
+from fedspec_dist.core.batch import Batch
 from fedspec_dist.core.buffers import MovingBuffers, moving_buffers
 from fedspec_dist.core.cohort import Clients, Proxy
 from fedspec_dist.core.parameters import ParameterLayout, Segment, joined
@@ -27,6 +28,7 @@ from fedspec_dist.data.images.augment import Augmentation
 from fedspec_dist.distributed.assignment import assign
 from fedspec_dist.distributed.collectives import Collectives
 from fedspec_dist.distributed.columns import Columns
+from fedspec_dist.models.modes import evaluating
 from fedspec_dist.models.network import Network
 from fedspec_dist.processes.gpus import spare_memory
 from fedspec_dist.processes.runtime import Runtime
@@ -44,8 +46,8 @@ from fedspec_dist.rounds.federation import (
 from fedspec_dist.rounds.proxy import ServerProxy
 from fedspec_dist.rounds.sampling import Workload, client_work, workload
 from fedspec_dist.rounds.server import FederatedServer, ServerMethods
-
-_STATISTICS = ("sketches", FISHER_DIAGONAL)  # what clients can send besides updates and what their method uploads
+from fedspec_dist.rounds.statistics import build_statistics, check_statistics, material, max_rank
+from fedspec_dist.tasks.base import Task
 
 
 class Stage:
@@ -87,16 +89,13 @@ class Stage:
             self.layout.ranges(stint.train, f"local.schedule.{number}.train")
             for number, stint in enumerate(phase.local.schedule)
         ]
-        aggregator, needs = _make(methods.AGGREGATORS, phase.server.aggregator), aggregator_needs(phase)
+        aggregator = _make(methods.AGGREGATORS, phase.server.aggregator)
         shared = self.layout.shared
-        statistics: Statistics | None = None
-        self.sketches = "sketches" in needs
-        if self.sketches:
-            budget = config.runtime.sketch_memory_mb * 2**20
-            spare = spare_memory(runtime.device, runtime.environment)
-            statistics = Sketcher(module, shared, self.task, self._inputs_of, aggregator, budget, spare)
-        elif FISHER_DIAGONAL in needs:
-            statistics = DiagonalFisher(module, shared, self.task, self._inputs_of)
+        self.max_rank = max_rank(phase)
+        spare = spare_memory(runtime.device, runtime.environment) if self.max_rank else 0
+        given = material(config, phase, module, self.layout, federation.dataset, self.task, spare)
+        made = build_statistics(phase, given)
+        statistics = Collector(made, module, len(shared)) if made else None
         local = self._local_methods()
         batch_of = image_batches(self.augmentation, train) if federation.dataset.are_images else plain_batches(train)
         self.executor: Executor
@@ -113,8 +112,8 @@ class Stage:
                 module, self.layout, self.task, local, batch_of, self.kept, self._moving, statistics
             )
         self.theta = self.layout.flatten(module)
-        self.uploads = (*self._algorithm.uploads, *([FISHER_DIAGONAL] if FISHER_DIAGONAL in needs else []))
-        self.max_rank = max_rank(phase)
+        of_statistics = {name: each.width for name, each in made.items() if not each.is_matrix}
+        self._widths = widths(self._algorithm.uploads) | of_statistics
         self.columns = cut_columns(config, phase, len(shared), runtime.num_ranks, len(federation.clients))
         self.server = FederatedServer(
             ServerMethods(
@@ -151,12 +150,16 @@ class Stage:
     def rows(self, num_clients: int) -> Rows:
         """Room for the results of so many clients."""
 
-        def table(width: int) -> Tensor:
-            return self.theta.new_zeros(num_clients, width)
+        def table(width: int, dtype: torch.dtype | None = None) -> Tensor:
+            return self.theta.new_zeros(num_clients, width, dtype=dtype)
 
         padded = self.columns.padded
-        buffers = table(self._num_averaged) if self._num_averaged else None
-        return Rows(table(padded), {name: table(padded) for name in self.uploads}, buffers)
+        return Rows(
+            table(padded),
+            {name: table(padded) for name, width in self._widths.items() if width is None},
+            {name: table(width, torch.float64) for name, width in self._widths.items() if width is not None},
+            table(self._num_averaged) if self._num_averaged else None,
+        )
 
     def work(self, round_index: int, client: int, load: Workload, state: Tensor | None) -> ClientWork:
         federation = self._federation
@@ -241,9 +244,6 @@ class Stage:
         layout, seed = self.layout.shared, self._config.seed
         return partial(ServerProxy, module, layout, self.task, examples, batch_size, seed)
 
-    def _inputs_of(self, positions: Tensor) -> Inputs:
-        return self._federation.dataset.train.batch(positions).inputs
-
     def _local_methods(self) -> LocalMethods:
         local = self.phase.local
         return LocalMethods(
@@ -310,7 +310,7 @@ def check_phase(
     try:
         algorithm = make_algorithm(phase)
         if acts_on_features(phase):
-            _check_features(config, phase, algorithm, module, layout)
+            _check_features(config, phase, algorithm, module, layout, dataset)
         algorithm.bind(layout.segments)
         kept_ranges(phase, layout)
         for number, stint in enumerate(phase.local.schedule):
@@ -327,10 +327,14 @@ def check_phase(
         for choice in phase.server.transforms:
             _make(methods.TRANSFORMS, choice)
         _make(methods.SERVER_OPTIMIZERS, phase.server.optimizer)
-        _check_needs(phase)
         _check_classes(config, phase, dataset)
-        if aggregator_needs(phase):
-            make_task(config, dataset).check_curvature(dataset)
+        if acts_on_features(phase) and type(make_task(config, dataset)).output_loss is Task.output_loss:
+            raise ValueError(
+                f"local.algorithm: {phase.local.algorithm.type} needs a loss of the model's outputs, which task "
+                f"{config.task.type} does not have (output_loss); allowed with it: a method that does not act on "
+                f"features"
+            )
+        check_statistics(config, phase, module, layout, dataset, make_task(config, dataset), algorithm)
         _make(methods.AGGREGATORS, phase.server.aggregator).check(layout.shared.segments)
     except ValueError as error:
         raise ValueError(f"{prefix}{error}") from error
@@ -348,27 +352,28 @@ def _check_classes(config: Config, phase: Phase, dataset: Dataset) -> None:
             )
 
 
-def _check_needs(phase: Phase) -> None:
-    """Ours hold this by themselves; a plugin's class may not."""
-    choice, needs = phase.server.aggregator, aggregator_needs(phase)
-    if unknown := sorted(methods.AGGREGATORS[choice.type].all_needs() - methods.NEEDS.keys()):
-        raise ValueError(f"server.aggregator: {choice.type} needs {unknown[0]!r}; allowed: {', '.join(_STATISTICS)}")
-    settings = ("rank", "oversampling", "power_iterations")
-    if "sketches" in needs and not all(hasattr(choice, name) for name in settings):
-        raise ValueError(
-            f"server.aggregator: {choice.type} needs sketches, so it must have the parameters {', '.join(settings)}, "
-            "as fipa has"
-        )
-
-
 def _check_features(
-    config: Config, phase: Phase, algorithm: LocalAlgorithm, module: nn.Module, layout: ParameterLayout
+    config: Config,
+    phase: Phase,
+    algorithm: LocalAlgorithm,
+    module: nn.Module,
+    layout: ParameterLayout,
+    dataset: Dataset,
 ) -> None:
     name = phase.local.algorithm.type
     if not isinstance(module, Network):
         raise ValueError(
             f"local.algorithm: {name} acts on features, but model.type {config.model.type} has no represent(): derive "
             "it from fedspec_dist.models.network.Network"
+        )
+    with torch.no_grad(), evaluating(module):
+        inputs = trial(dataset.to(next(module.parameters()).device)).inputs
+        shape = list(module.represent(inputs).shape[1:])  # type: ignore[arg-type]
+    if len(shape) != 1:
+        raise ValueError(
+            f"local.algorithm: {name} acts on a row of features of each sample, but model.type {config.model.type} "
+            f"gives "
+            f"{shape}, one at each place; allowed with it: a method that needs no features"
         )
     behind = (f"{module.classifier}.", *(["projection."] if algorithm.needs_levels else []))
     if all(segment.name.startswith(behind) for segment in layout.segments):
@@ -387,11 +392,6 @@ def acts_on_features(phase: Phase) -> bool:
     return "features" in methods.LOCAL_ALGORITHMS[phase.local.algorithm.type].all_needs()
 
 
-def aggregator_needs(phase: Phase) -> frozenset[str]:
-    """What the phase's aggregator asks of clients besides updates."""
-    return methods.AGGREGATORS[phase.server.aggregator.type].all_needs().intersection(_STATISTICS)
-
-
 def filtered_layers(choice: Choice, layout: ParameterLayout) -> list[Segment]:
     """Those that match `layers` and have at least `min_size` entries and `min_dim` axes."""
     return [
@@ -405,11 +405,6 @@ def make_filter(choice: Choice, layout: ParameterLayout) -> Filter:
     layers = filtered_layers(choice, layout)
     made: Filter = methods.FILTERS[choice.type].build(layers, **choice.parameters(without=methods.FILTER_COMMON))
     return made
-
-
-def max_rank(phase: Phase) -> int:
-    """The most eigenvectors that a client brings to a round of this phase."""
-    return int(getattr(phase.server.aggregator, "rank", 0)) if "sketches" in aggregator_needs(phase) else 0
 
 
 def cut_columns(config: Config, phase: Phase, num_parameters: int, num_ranks: int, num_clients: int) -> Columns:

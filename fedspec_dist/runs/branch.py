@@ -37,8 +37,7 @@ def _checkpoint(folder: Path, number: int | None) -> Path:
     there = ", ".join(str(round_of(path)) for path in reversed(found))
     raise ConfigError(
         f"init.round: got {number}, but the checkpoints in {folder} are of the rounds {there} (checkpoint.keep says "
-        f"how "
-        "many stay); allowed: one of these"
+        "how many stay); allowed: one of these"
     )
 
 

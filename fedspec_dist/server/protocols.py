@@ -15,8 +15,11 @@ from fedspec_dist.core.parameters import Segment
 class Aggregator(Protocol):
     """`Cohort -> Direction`.
 
-    What it asks of the clients besides updates stands beside its line in `config/methods.py`: `needs={"sketches"}`
-    (in `cohort.sketches`) or `{"fisher_diagonal"}` (in `cohort.uploads`).
+    What it asks of the clients besides updates stands beside its line in `config/methods.py`: `needs`, out of
+    `config.methods.STATISTICS` and what plugins register there. `sketches` come as `cohort.sketches`, vectors as long
+    as the model as `cohort.rows("gradient")`, short ones as `cohort.short("mean_features")`. Weightings and transforms
+    may have such needs, too. All of them are told the round, `cohort.round_index`, and have draws that are the same on
+    every rank: `cohort.generator()`.
     Where there is an attribute `memory`, it names vectors that the server keeps from round to round: float64 slices in
     `cohort.memory`, zero at first, which the aggregator changes in place.
     """

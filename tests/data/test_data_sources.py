@@ -599,7 +599,11 @@ def test_fingerprint_of_a_missing_set_never_downloads(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("name", sorted(DATASETS))
 def test_every_source_has_the_same_interface(name: str, tmp_path: Path) -> None:
-    parameters = {"path": "x.npz"} if name == "npz" else {}
+    values = {"path": "x", "name": "MNIST", "target": "y"}
+    taken = DATASETS[name].parameters
+    parameters = {
+        key: value for key, value in values.items() if key in taken and (taken[key][1] is ... or key == "path")
+    }
     source = DATASETS[name].build(tmp_path, False, 0, **parameters)
     assert source.embedded == (name in ("digits", "synthetic"))
     assert source.download is False

@@ -84,6 +84,16 @@ def test_of_two_tables_the_training_samples_alone_decide(tmp_path: Path) -> None
     assert raw.train.groups is raw.train.targets
 
 
+def test_equal_numbers_have_no_deviation_and_1_and_1_0_are_one_class(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,y\n0.1,1\n0.1,1.0\n0.1,0\n")  # the mean of these is not 0.1
+    (tmp_path / "b.csv").write_text("x,y\n0.2,1.00\n")
+    raw = checked("csv", tmp_path, train="a.csv", test="b.csv", target="y")
+    assert raw.train.inputs[0].tolist() == [[0], [0], [0]]
+    assert raw.test.inputs[0][0, 0] == pytest.approx(0.1)
+    assert raw.train.targets.tolist() == [1, 1, 0]
+    assert raw.facts["targets"] == [{"classes": ["0", "1"]}]
+
+
 def test_texts_and_next_words(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(record) + "\n" for record in TEXTS))
     raw = checked("text", tmp_path, path="x.jsonl", client="user", max_length=4)
@@ -133,6 +143,18 @@ def test_images_in_folders(tmp_path: Path) -> None:
     assert raw.facts == {"classes": ["cat", "dog"]}
     split = checked("folder", tmp_path, path="pets/train", size=[6, 5])
     assert (len(split.train), len(split.test)) == (10, 2)
+    (tmp_path / "again").symlink_to(tmp_path / "pets" / "train")
+    same = (source("folder", tmp_path, path=path).fingerprint() for path in ("pets/train", "again"))
+    assert len(set(same)) == 1, "what the folder is called does not count"
+    dogs = tmp_path / "pets" / "train" / "dog"
+    Image.fromarray(np.full((8, 8), 40_000, np.uint16)).save(dogs / "9.png")
+    with pytest.raises(ValueError, match=r"dog/9\.png .* more than 8 bits a channel"):
+        source("folder", tmp_path, path="pets", size=[6, 5]).load()
+    (dogs / "9.png").unlink()
+    (dogs / "9.png").symlink_to(tmp_path / "nowhere.png")
+    with pytest.raises(ValueError, match=r"dog/9\.png is a link to nothing"):
+        source("folder", tmp_path, path="pets", size=[6, 5]).load()
+    (dogs / "9.png").unlink()
     (tmp_path / "pets" / "train" / "dog" / "3.jpg").write_bytes(b"no image")
     with pytest.raises(ValueError, match=r"^data\.path: .*train/dog/3\.jpg cannot be read as an image"):
         source("folder", tmp_path, path="pets", size=[6, 5]).load()
@@ -156,26 +178,63 @@ def test_any_arrays(tmp_path: Path) -> None:
              test_targets=np.arange(2))  # fmt: skip
     classes = checked("npz", tmp_path, path="y.npz")
     assert (classes.num_outputs, classes.num_groups) == (4, 4)
+    images, labels = rng.integers(255, size=(4, 6, 6), dtype=np.uint8), np.arange(4) % 2
+    np.savez(tmp_path / "z.npz", train_images=images, test_images=images, train_labels=labels, test_labels=labels,
+             train_clients=np.array(list("bbcc")), test_clients=np.array(list("aacc")))  # fmt: skip
+    of_clients = checked("npz", tmp_path, path="z.npz")
+    assert of_clients.train.clients.tolist() == [1, 1, 2, 2]
+    assert of_clients.test.clients.tolist() == [0, 0, 2, 2]
+    assert of_clients.pixels is not None
 
 
-def test_a_data_set_of_torchvision(tmp_path: Path) -> None:
-    folder = tmp_path / "MNIST" / "raw"
+def write_mnist(folder: Path, *names: str) -> None:
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
-    for split, count in (("train", 20), ("t10k", 8)):
+    for split, count in zip(names, (20, 8), strict=True):
         images = rng.integers(255, size=(count, 28, 28), dtype=np.uint8)
         header = b"".join(n.to_bytes(4, "big") for n in (2051, count, 28, 28))
         (folder / f"{split}-images-idx3-ubyte").write_bytes(header + images.tobytes())
         labels = (np.arange(count) % 10).astype(np.uint8)
         header = b"".join(n.to_bytes(4, "big") for n in (2049, count))
         (folder / f"{split}-labels-idx1-ubyte").write_bytes(header + labels.tobytes())
+
+
+def test_a_data_set_of_torchvision(tmp_path: Path) -> None:
+    write_mnist(tmp_path / "MNIST" / "raw", "train", "t10k")
     raw = checked("torchvision", tmp_path, name="MNIST")
     assert raw.train.inputs[0].shape == (20, 28, 28, 1)
     assert raw.test.targets.tolist() == list(range(8))
     with pytest.raises(ValueError, match=r"^data\.name: SVHN of torchvision cannot be opened .* data\.download"):
         source("torchvision", tmp_path, name="SVHN").load()
-    with pytest.raises(ValueError, match=r"^data\.name: got 'CocoDetection'; allowed are classification"):
-        source("torchvision", tmp_path, name="CocoDetection").load()
+
+
+def test_what_a_class_of_torchvision_hands_to_its_parent_is_known(tmp_path: Path) -> None:
+    """EMNIST's `train` is an argument of MNIST's; its `split` is another thing than a part."""
+    write_mnist(tmp_path / "EMNIST" / "raw", "emnist-digits-train", "emnist-digits-test")
+    raw = checked("torchvision", tmp_path, name="EMNIST", arguments={"split": "digits"})
+    assert (len(raw.train), len(raw.test)) == (20, 8)
+    with pytest.raises(ValueError, match=r"^data\.arguments: EMNIST of torchvision needs an argument: .*split"):
+        source("torchvision", tmp_path, name="EMNIST").load()
+
+
+@pytest.mark.parametrize("place", [0, 3])
+def test_each_image_of_torchvision_counts_in_the_fingerprint(place: int, tmp_path: Path) -> None:
+    write_mnist(tmp_path / "MNIST" / "raw", "train", "t10k")
+    for n in range(10):
+        for name in ("cat", "dog"):
+            path = tmp_path / "eurosat" / "2750" / name / f"{n}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.full((6, 6, 3), n, np.uint8)).save(path)
+    for name, file in (("MNIST", "MNIST/raw/train-images-idx3-ubyte"), ("EuroSAT", f"eurosat/2750/dog/{place}.png")):
+        before = source("torchvision", tmp_path, name=name).fingerprint()
+        assert before == source("torchvision", tmp_path, name=name).fingerprint()
+        if name == "EuroSAT":
+            Image.fromarray(np.full((6, 6, 3), 99, np.uint8)).save(tmp_path / file)
+        else:
+            content = bytearray((tmp_path / file).read_bytes())
+            content[16 + 784 * place + 300] ^= 255
+            (tmp_path / file).write_bytes(content)
+        assert before != source("torchvision", tmp_path, name=name).fingerprint()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="the package datasets is not installed")
@@ -187,6 +246,20 @@ def test_a_data_set_of_hugging_face(tmp_path: Path) -> None:
     raw = checked("huggingface", tmp_path, path="x", client="user", max_length=4)
     assert raw.train.inputs[0].shape == (24, 4)
     assert raw.test.clients.tolist() == [0, 1, 2, 3]
+    images = [Image.fromarray(np.full((8, 8, 3), n, np.uint8)) for n in range(10)]
+    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+    datasets.Dataset.from_dict({"image": images, "label": [0, 1] * 5}, features=kinds).save_to_disk(str(tmp_path / "y"))
+    pets = checked("huggingface", tmp_path, path="y")
+    assert pets.train.inputs[0].shape == (8, 8, 8, 3)
+    assert pets.pixels is not None
+    for name, features, label, message in (
+        ("ragged", [[1.0, 2.0]] * 9 + [[1.0]], [0, 1] * 5, r"^data\.input: samples differ in size"),
+        ("missing", [[1.0]] * 10, [0, None] * 5, r"^data\.path: .*label of train sample \d is missing"),
+        ("no numbers", [{"a": 1}] * 10, [0, 1] * 5, r"^data\.input: a sample is of type dict"),
+    ):
+        datasets.Dataset.from_dict({"features": features, "label": label}).save_to_disk(str(tmp_path / name))
+        with pytest.raises(ValueError, match=message):
+            source("huggingface", tmp_path, path=name).load()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("datasets") is not None, reason="the package datasets is installed")
@@ -216,6 +289,36 @@ HOSTILE: dict[str, tuple[str, dict[str, Any], dict[str, str | bytes], str]] = {
     ),
     "a nan": ("csv", {"path": "x.csv", "target": "y"}, {"x.csv": "x,y\n" + "nan,2\n" * 9}, r"line \d+: x is 'nan'"),
     "a short line": ("csv", {"path": "x.csv", "target": "y"}, {"x.csv": "x,y\n1,2\n3\n"}, "line 3: 1 values, but"),
+    "gibberish in gzip": (
+        "csv",
+        {"path": "x.csv.gz", "target": "y"},
+        {"x.csv.gz": gzip.compress(bytes(range(256)) * 9)[:12] + b"\xff" * 40},
+        r"cannot read .*x\.csv\.gz",
+    ),
+    "one word for what is missing": (
+        "csv",
+        {"path": "x.csv", "target": "y"},
+        {"x.csv": "x,y\n" + "1.5,2.5\n" * 30 + "NA,2.5\n" * 8},
+        r"line \d+: x is 'NA', but most of the column are numbers",
+    ),
+    "a column of names": (
+        "csv",
+        {"path": "x.csv", "target": "y"},
+        {"x.csv": "x,y\n" + "".join(f"id{n},{n}.5\n" for n in range(1300))},
+        "x has 1040 different words; allowed are 1000",
+    ),
+    "the target among the features": (
+        "csv",
+        {"path": "x.csv", "target": "y", "features": ["x", "y"]},
+        {"x.csv": "x,y\n" + "1,2\n" * 9},
+        r"^data\.features: 'y' is the target",
+    ),
+    "a feature twice": (
+        "csv",
+        {"path": "x.csv", "target": "y", "features": ["x", "x"]},
+        {"x.csv": "x,y\n" + "1,2\n" * 9},
+        r"^data\.features: .* each column once",
+    ),
     "two of a name": ("csv", {"path": "x.csv", "target": "y"}, {"x.csv": "x,x,y\n1,2,3\n"}, "each needs a name of its"),
     "no utf-8": ("csv", {"path": "x.csv", "target": "y"}, {"x.csv": b"x,y\n\xff\xfe,2\n"}, "cannot read .* UTF-8"),
     "a word among numbers": (
@@ -239,6 +342,27 @@ HOSTILE: dict[str, tuple[str, dict[str, Any], dict[str, str | bytes], str]] = {
         "record 1: 'text' is None",
     ),
     "a list": ("text", {"path": "x.jsonl"}, {"x.jsonl": "[1]\n"}, "record 1: .*has: list"),
+    "commas in a text": (
+        "text",
+        {"path": "x.csv"},
+        {"x.csv": "text,label\na,b,1\n"},
+        r"line 2: not as many values as there are columns \(2\)",
+    ),
+    "two columns of texts": ("text", {"path": "x.csv"}, {"x.csv": "text,text,label\na,b,1\n"}, "a name of its own"),
+    "nested without an end": ("text", {"path": "x.jsonl"}, {"x.jsonl": "[" * 200_000}, r"cannot read .*x\.jsonl"),
+    "labels of two kinds": (
+        "text",
+        {"path": "x.jsonl"},
+        {"x.jsonl": '{"text": "a", "label": 1}\n{"text": "b", "label": "1"}\n' * 4},
+        r"^data\.label: some are int and some str",
+    ),
+    "another ending": ("text", {"path": "x.txt"}, {"x.txt": "text,label\n"}, r"allowed are \.csv and \.jsonl"),
+    "no known tokenizer": (
+        "text",
+        {"path": "x.csv", "tokenizer": "bpe"},
+        {"x.csv": "text,label\na,1\nb,0\n" * 3},
+        r"^data\.tokenizer: got 'bpe'; allowed: words, characters, hashing",
+    ),
     "no texts": ("text", {"path": "x.csv"}, {"x.csv": "text,label\n"}, "has no records"),
     "no tokenizer": (
         "text",
@@ -248,8 +372,43 @@ HOSTILE: dict[str, tuple[str, dict[str, Any], dict[str, str | bytes], str]] = {
     ),
     "no users": ("leaf", {"path": "f"}, {"f/train/a.json": "{}", "f/test/a.json": "{}"}, "'users' is missing"),
     "no json in leaf": ("leaf", {"path": "f"}, {"f/train/a.json": "[", "f/test/a.json": "["}, "not as LEAF writes it"),
+    "labels of two kinds in leaf": (
+        "leaf",
+        {"path": "f"},
+        {
+            f"f/{split}/a.json": '{"users": ["u"], "user_data": {"u": {"x": [[1], [2]], "y": [0, "b"]}}}'
+            for split in ("train", "test")
+        },
+        r"^data\.path: labels are int and str",
+    ),
+    "no lists in leaf": (
+        "leaf",
+        {"path": "f"},
+        {
+            f"f/{split}/a.json": '{"users": ["u"], "user_data": {"u": {"x": "ab", "y": "cd"}}}'
+            for split in ("train", "test")
+        },
+        "x or y of user u is no list",
+    ),
+    "nested in leaf": (
+        "leaf",
+        {"path": "f"},
+        {f"f/{s}/a.json": "[" * 200_000 for s in ("train", "test")},
+        "not as LEAF",
+    ),
     "no images": ("folder", {"path": "f"}, {"f/cat/x.txt": "x"}, "has no images in folders"),
-    "tests without inputs": ("npz", {"path": "x.npz"}, {}, "has train_inputs but no test_inputs"),
+    "no classification": (
+        "torchvision",
+        {"name": "Kitti"},
+        {},
+        r"^data\.name: got 'Kitti'; allowed are classification",
+    ),
+    "no such argument": (
+        "torchvision",
+        {"name": "MNIST", "arguments": {"train": True}},
+        {},
+        r"^data\.arguments: got train; of MNIST allowed are: none",
+    ),
 }
 
 
@@ -259,11 +418,36 @@ def test_what_is_not_sound_is_told_in_a_sentence(case: str, tmp_path: Path) -> N
     for path, content in files.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_bytes(content if isinstance(content, bytes) else content.encode())
-    if case == "tests without inputs":
-        np.savez(tmp_path / "x.npz", train_inputs=np.ones((3, 2)))
     with pytest.raises(ValueError, match=message) as caught:
         source(name, tmp_path, **settings).load()
     assert str(caught.value).startswith("data")
+
+
+ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
+    "tests without inputs": ({"test_inputs": None}, "has train_inputs but no test_inputs"),
+    "a name with a slip": ({"train_target": np.arange(4)}, "has train_target, which is not read"),
+    "a gap": ({f"{s}_inputs": None for s in ("train", "test")} | {f"{s}_inputs_{n}": np.ones(4) for n in (0, 2)
+              for s in ("train", "test")}, "train_inputs_2, test_inputs_2, which is not read"),
+    "text": ({"train_inputs": np.array(list("abcd"))}, "train_inputs has type <U1"),
+    "too large": ({"train_inputs": np.full(4, 2**63, np.uint64)}, r"allowed: below 2\^63"),
+    "far too many classes": ({"train_targets": np.arange(4) * 10**9}, "number them 0 to 3 with data.renumber=true"),
+    "clients in the test alone": ({"test_clients": np.arange(4)}, "has test_clients but no train_clients"),
+    "clients that are no number": ({"train_clients": np.full(4, np.nan)}, "train_clients has shape .* type float64"),
+    "clients of two kinds": ({"train_clients": np.arange(4), "test_clients": np.array(list("0123"))},
+                             "allowed are integers in both, or strings in both"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ARRAYS)
+def test_arrays_that_are_not_sound_are_told_in_a_sentence(case: str, tmp_path: Path) -> None:
+    changes, message = ARRAYS[case]
+    sound = {f"{s}_{name}": array for s in ("train", "test") for name, array in
+             (("inputs", np.ones((4, 2))), ("targets", np.arange(4)))}  # fmt: skip
+    np.savez(tmp_path / "x.npz", **sound)
+    checked("npz", tmp_path, path="x.npz")
+    np.savez(tmp_path / "y.npz", **{n: array for n, array in {**sound, **changes}.items() if array is not None})
+    with pytest.raises(ValueError, match=rf"^data\.path: .*{message}"):
+        source("npz", tmp_path, path="y.npz").load()
 
 
 ROWS, NUMBERS = np.ones((4, 3), np.float32), np.arange(4)

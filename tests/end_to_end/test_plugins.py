@@ -1,4 +1,4 @@
-"""A method outside the package: CONTRIBUTING's example, taken from the page, loaded through `plugins`."""
+"""Networks, data, tasks and methods outside the package: the examples of docs/your-own.md, taken from the page."""
 
 from __future__ import annotations
 
@@ -6,57 +6,40 @@ import re
 import shlex
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from fedspec_dist.config import ConfigError, load, methods
 from tests.end_to_end.cli import ROOT, Job, results_of, run
 
-PAGE = (ROOT / "CONTRIBUTING.md").read_text()
-(MODULE,) = re.findall(r"<!-- my_methods.py -->\n```python\n(.*?)```", PAGE, re.DOTALL)
-(DATA,) = re.findall(r"<!-- my_data.py -->\n```python\n(.*?)```", PAGE, re.DOTALL)
+PAGE = (ROOT / "docs" / "your-own.md").read_text()
+MODULES = dict(re.findall(r"<!-- (my_\w+\.py) -->\n```python\n(.*?)```", PAGE, re.DOTALL))
 COMMANDS = [
     command.split(" -m fedspec_dist.main ")
     for command in re.findall(r"<!-- command -->\n```\n(.*?)\n```", PAGE, re.DOTALL)
 ]
-(LAUNCHER, ARGUMENTS), (_, DATA_ARGUMENTS) = COMMANDS
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "my_methods.py").write_text(MODULE)
+    for name, content in MODULES.items():
+        (tmp_path / name).write_text(content)
     return tmp_path
 
 
-@pytest.mark.slow
-def test_the_example_on_the_page_runs_with_the_same_bits_on_two_ranks_and_on_one(folder: Path) -> None:
-    with Job([*shlex.split(LAUNCHER), "-m", "fedspec_dist.main", *shlex.split(ARGUMENTS)], folder, {}) as job:
-        job.wait().expect(0, "finished")
-    together = results_of(folder)
-    run(folder, *shlex.split(ARGUMENTS), "output=alone").expect(0, "finished")
-    assert results_of(folder, "alone") == together
-    run(folder, "rounds=2", "output=fedavg").expect(0)
-    assert results_of(folder, "fedavg")[0] != together[0]
+def test_the_page_has_four_short_examples() -> None:
+    assert list(MODULES) == ["my_nets.py", "my_data.py", "my_task.py", "my_methods.py"]
+    assert all(len(content.splitlines()) <= 30 for content in MODULES.values())
 
 
 @pytest.mark.slow
-def test_the_data_set_on_the_page_runs_with_the_same_bits_on_two_ranks_and_on_one(folder: Path) -> None:
-    (folder / "my_data.py").write_text(DATA)
-    rng = np.random.default_rng(0)
-    for split, num in (("train", 1600), ("test", 40)):
-        labels = np.arange(num) % 10
-        pixels = rng.integers(17, size=(num, 64)) + labels[:, None]
-        np.savetxt(folder / f"{split}.csv", np.column_stack([labels, pixels]), delimiter=",")
-    with Job([*shlex.split(LAUNCHER), "-m", "fedspec_dist.main", *shlex.split(DATA_ARGUMENTS)], folder, {}) as job:
+@pytest.mark.parametrize("number", range(4), ids=list(MODULES))
+def test_an_example_on_the_page_runs_with_the_same_bits_on_two_ranks_and_on_one(number: int, folder: Path) -> None:
+    launcher, arguments = COMMANDS[number]
+    with Job([*shlex.split(launcher), "-m", "fedspec_dist.main", *shlex.split(arguments)], folder, {}) as job:
         job.wait().expect(0, "finished")
     together = results_of(folder)
-    run(folder, *shlex.split(DATA_ARGUMENTS), "output=alone").expect(0, "finished")
+    run(folder, *shlex.split(arguments), "output=alone").expect(0, "finished")
     assert results_of(folder, "alone") == together
-    shorter = shlex.split(DATA_ARGUMENTS.replace("rounds=2", "rounds=1"))
-    (folder / "train.csv").write_text("1,2,3\n4,5,6\n")
-    run(folder, *shorter).expect(1)
-    (folder / "train.csv").write_text((folder / "test.csv").read_text().replace("0.000000000000000000e+00", "nan"))
-    run(folder, *shorter, "name=nan").expect(1, "data.dataset: lines: train")
 
 
 @pytest.mark.slow

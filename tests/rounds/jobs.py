@@ -99,18 +99,20 @@ def run_job(
     run_folder = RunFolder(folder)
     saved = load_newest(run_folder.checkpoints, config.fingerprint())
     if saved is not None:
-        start, completed = Beginning(saved.first, saved.model, saved.server, saved.clients), saved.round
+        start, completed = Beginning.of(saved), saved.round
     else:
         start = beginning(config, module)
         completed = start.first
     if start.model:
         module.load_state_dict(dict(start.model))
-    phases = Phases(config, module, federation, runtime, start.first)
+    phases = Phases(config, module, federation, runtime, start.first, start.first_phase)
     phases.resume(completed, start.server, start.clients, start.carries_on)
     recorder = Recorder(runtime.stop, rounds)
     if rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(run_folder.config, config.to_yaml())
     train(Job(config, runtime, federation, phases, run_folder, recorder), completed)
+    # As in a run: rank 0 may still be writing the checkpoint that the others read next.
+    collectives.all_gather(torch.zeros(1), "end of the training")
     model = {name: tensor.cpu().clone() for name, tensor in module.state_dict().items()}
     return Finished(model, recorder.records)

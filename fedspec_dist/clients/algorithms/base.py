@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedspec_dist.clients.vectors import LocalVectors
+from fedspec_dist.clients.vectors import LocalVectors, Uploads
 from fedspec_dist.core.batch import Inputs
 from fedspec_dist.core.cohort import Cohort
 from fedspec_dist.core.parameters import Segment
@@ -49,7 +49,9 @@ class LocalAlgorithm:
     own: tuple[str, ...] = ()  # vectors a client keeps from one participation to the next; zeros at first
     server: tuple[str, ...] = ()  # vectors the server keeps; zeros at first
     broadcast: tuple[str, ...] = ()  # those of `server` that the clients receive with the model
-    uploads: tuple[str, ...] = ()  # vectors a client sends beside its update
+    # Vectors a client sends beside its update. `{"features": 64}` names a short one: the server's methods have those of
+    # all clients as a tensor `cohort.uploads["features"] [K, 64]`.
+    uploads: Uploads = ()
     frozen_at: tuple[str, ...] = ()  # the model is also wanted at these: `anchor`, or a name in `own`
     needs_levels: bool = False  # the features that it needs are the backbone's stages, before any projection head
     needs_full_gradient: bool = False  # `begin` calls `client.full_gradient`: another pass over all the data

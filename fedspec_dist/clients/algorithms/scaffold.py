@@ -76,7 +76,7 @@ class Scaffold(LocalAlgorithm):
     def server_step(self, cohort: Cohort, direction: Tensor, state: Mapping[str, Tensor]) -> Tensor:
         control = state["control"]
         if self.option == 1:
-            increments = cohort.uploads["increment"]
+            increments = cohort.rows("increment")
             share = torch.full((increments.num_rows,), 1 / cohort.clients.population, dtype=torch.float64)
             control.copy_(control.double() + increments.combine(share))
         else:

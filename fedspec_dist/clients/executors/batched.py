@@ -21,7 +21,7 @@ from torch.func import functional_call, vmap
 from fedspec_dist.clients.algorithms.base import Client, LocalAlgorithm
 from fedspec_dist.clients.executors.base import ClientReport, ClientWork, Kept, Rows, Sent, Statistics
 from fedspec_dist.clients.step import LocalMethods, local_step
-from fedspec_dist.clients.vectors import LocalVectors
+from fedspec_dist.clients.vectors import LocalVectors, widths
 from fedspec_dist.core.batch import Batch
 from fedspec_dist.core.draws import keyed
 from fedspec_dist.core.parameters import ParameterLayout
@@ -110,7 +110,8 @@ class BatchedExecutor:
         inside = slice(first, first + len(group))
         rows.updates[inside, : update.shape[1]] = update
         for name, values in vectors.uploads.items():
-            rows.uploads[name][inside, : values.shape[1]] = values
+            room = rows.short[name] if name in rows.short else rows.uploads[name]
+            room[inside, : values.shape[1]] = values
         seen = [update, *vectors.own.values(), *vectors.uploads.values()]
         largest = torch.stack([values.abs().amax(dim=1) for values in seen]).amax(dim=0)
         kept = torch.cat(list(vectors.own.values()), dim=1) if vectors.own else None
@@ -129,8 +130,8 @@ class BatchedExecutor:
         algorithm = self._methods.algorithm
         parameters = sent.theta.expand(len(group), -1).clone()
 
-        def zeros() -> Tensor:
-            return torch.zeros_like(parameters)
+        def zeros(width: int | None = None) -> Tensor:
+            return torch.zeros_like(parameters) if width is None else parameters.new_zeros(len(group), width)
 
         own = {name: zeros() for name in algorithm.own}
         for place, client in enumerate(group):
@@ -138,7 +139,7 @@ class BatchedExecutor:
                 for values, vector in zip(own.values(), self._kept.unpack(client.state)[0], strict=True):
                     values[place].copy_(vector)
         received = {name: sent.vectors[name] for name in algorithm.broadcast}
-        uploads = {name: zeros() for name in algorithm.uploads}
+        uploads = {name: zeros(width) for name, width in widths(algorithm.uploads).items()}
         return LocalVectors(parameters, zeros(), sent.theta, zeros(), zeros(), own, received, uploads)
 
     def _client(self, sent: Sent, group: Sequence[ClientWork]) -> Client:

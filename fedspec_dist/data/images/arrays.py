@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedspec_dist.data.raw import RawData, Split
+from fedspec_dist.data.raw import RawData, Split, first_not_finite
 
 MAX_CLASSES = 1_000_000
 # Between the splits, an image's usual deviation may differ by so much. Pixels of 0..1 and of 0..255 differ by 255.
@@ -190,10 +190,5 @@ def _check_clients(where: str, clients: np.ndarray, num_samples: int) -> None:
 
 
 def _check_finite(where: str, images: np.ndarray) -> None:
-    if images.dtype == np.uint8:
-        return
-    for start in range(0, len(images), 1024):
-        finite = np.isfinite(images[start : start + 1024]).all(axis=(1, 2, 3))
-        if not finite.all():
-            index = start + int(np.argmin(finite))
-            raise ValueError(f"{where} image at index {index} has a value that is not finite (nan or inf)")
+    if (index := first_not_finite(images)) is not None:
+        raise ValueError(f"{where} image at index {index} has a value that is not finite (nan or inf)")

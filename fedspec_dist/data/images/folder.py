@@ -42,8 +42,8 @@ class Folder(OwnFiles):
 
     def fingerprint(self) -> str:
         train, test, classes = self._files()
-        names = [f"{path.parent.parent.name}/{path.parent.name}" for path in (*train, *test)]
-        return digest_of(("folder 1", self._size, self._channels, classes, names, len(train)), [*train, *test])
+        names = [path.parent.name for path in (*train, *test)]
+        return digest_of(("folder 2", self._size, self._channels, classes, names, len(train)), [*train, *test])
 
     def load(self) -> RawData:
         train, test, classes = self._files()
@@ -84,6 +84,8 @@ class Folder(OwnFiles):
         for path in paths:
             try:
                 with Image.open(path) as opened:
+                    if opened.mode.startswith(("I", "F")):
+                        raise ValueError("it has more than 8 bits a channel, which would be cut off; store 8")
                     image = opened.convert("L" if self._channels == 1 else "RGB")
                     if self._size is not None:
                         image = image.resize((self._size[1], self._size[0]), Image.Resampling.BILINEAR)
@@ -96,17 +98,18 @@ class Folder(OwnFiles):
                 raise ValueError(
                     f"data.size: {path} has {images[-1].shape[0]}x{images[-1].shape[1]} pixels but {paths[0]} has "
                     f"{images[0].shape[0]}x{images[0].shape[1]}; give the size to which all are brought, such as "
-                    f"[32, 32]"
+                    "[32, 32]"
                 )
         return np.stack(images)
 
 
 def _images_in(folder: Path) -> list[Path]:
-    found = sorted(p for p in folder.glob("*/*") if p.suffix.lower() in _SUFFIXES and p.is_file())
+    found = sorted(p for p in folder.glob("*/*") if p.suffix.lower() in _SUFFIXES and not p.is_dir())
+    if gone := next((path for path in found if not path.exists()), None):
+        raise ValueError(f"data.path: {gone} is a link to nothing; mend it or leave it out")
     if not found:
         raise ValueError(
             f"data.path: {folder} has no images in folders named after their classes; allowed are "
-            f"{', '.join(_SUFFIXES)} "
-            "files in CLASS folders, or those in train and test"
+            f"{', '.join(_SUFFIXES)} files in CLASS folders, or those in train and test"
         )
     return found

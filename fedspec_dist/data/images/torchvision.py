@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
+from fedspec_dist.data import files
 from fedspec_dist.data.files import DatasetNotFoundError
 from fedspec_dist.data.images.arrays import channel_statistics
 from fedspec_dist.data.own_files import OwnFiles
 from fedspec_dist.data.raw import RawData, Split
 
 # What the two splits are called, in the order in which they are tried.
-_SPLITS = (("train", "test"), ("train", "val"), ("train", "valid"), ("trainval", "test"), ("byclass", "byclass"))
-_OTHER_TASKS = ("Detection", "Segmentation", "Caption", "Flow", "Stereo", "Video", "Kinetics", "UCF", "HMDB", "Pair")
+_SPLITS = (("train", "test"), ("train", "val"), ("trainval", "test"), ("train-standard", "val"))
+# Those with one class an image, of torchvision 0.26; it has no mark for them.
+_CLASSIFICATION = (
+    "Caltech101", "Caltech256", "CIFAR10", "CIFAR100", "CLEVRClassification", "Country211", "DTD",
+    "EMNIST", "EuroSAT", "FashionMNIST", "FER2013", "FGVCAircraft", "Flowers102", "Food101",
+    "GTSRB", "ImageNet", "Imagenette", "INaturalist", "KMNIST", "LFWPeople", "MNIST",
+    "Omniglot", "OxfordIIITPet", "PCAM", "Places365", "QMNIST", "RenderedSST2", "SEMEION",
+    "StanfordCars", "STL10", "SUN397", "SVHN", "USPS",
+)  # fmt: skip
+_OURS = ("root", "train", "download", "transform", "target_transform", "loader")
 
 
 class Torchvision(OwnFiles):
@@ -47,10 +58,9 @@ class Torchvision(OwnFiles):
         self._test_fraction = test_fraction
 
     def fingerprint(self) -> str:
-        """The files' own digests are torchvision's business, which checks them where it knows them."""
         settings = (self._name, self._size, sorted(self._arguments.items()), self._test_fraction, self.seed)
         parts = self._open(download=False)
-        return f"torchvision 1 {settings!r} {[len(part) for part in parts]} {[_sampled(part) for part in parts]}"
+        return f"torchvision 2 {settings!r} {[_digest(part) for part in parts]}"
 
     def load(self) -> RawData:
         parts = self._open(self.download)
@@ -67,7 +77,13 @@ class Torchvision(OwnFiles):
     def _open(self, download: bool) -> list[Any]:
         """The training and the test part, or the whole where there are no parts."""
         kind = _class_of(self._name)
-        taken = inspect.signature(kind.__init__).parameters
+        # What a class takes and hands on to its parent, as EMNIST does, is in the parent's signature.
+        taken = {name for parent in kind.__mro__ for name in inspect.signature(parent.__init__).parameters}
+        if wrong := sorted((set(self._arguments) - taken) | (set(self._arguments) & set(_OURS))):
+            allowed = sorted(set(inspect.signature(kind.__init__).parameters) - {"self", "kwargs", *_OURS})
+            raise ValueError(
+                f"data.arguments: got {wrong[0]}; of {self._name} allowed are: {', '.join(allowed) or 'none'}"
+            )
         own = {**({"download": download} if "download" in taken else {}), **self._arguments}
         if "train" in taken:
             choices: list[list[dict[str, Any]]] = [[{"train": True}, {"train": False}]]
@@ -81,15 +97,17 @@ class Torchvision(OwnFiles):
                 return [kind(root=str(self.root), **own, **part) for part in choice]
             except ValueError as error:  # of a split that this one does not have
                 failure = error
-            except (OSError, RuntimeError, TypeError, ImportError) as error:
+            except (TypeError, ImportError) as error:
+                key, needed = ("name", "a package") if isinstance(error, ImportError) else ("arguments", "an argument")
+                raise ValueError(f"data.{key}: {self._name} of torchvision needs {needed}: {error}") from error
+            except (OSError, RuntimeError) as error:
                 failure = error
                 break
-        kind_of_error = DatasetNotFoundError if isinstance(failure, (OSError, RuntimeError)) else ValueError
+        kind_of_error = ValueError if isinstance(failure, ValueError) else DatasetNotFoundError
         reason = str(failure).strip().splitlines()[0] if str(failure).strip() else type(failure).__name__
         raise kind_of_error(
             f"data.name: {self._name} of torchvision cannot be opened in {self.root}: {reason}. Put its files there, "
-            f"or "
-            "set data.download: true on a machine with internet access"
+            "or set data.download: true on a machine with internet access"
         ) from failure
 
     def _read(self, part: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -117,18 +135,41 @@ class Torchvision(OwnFiles):
 def _class_of(name: str) -> Any:
     from torchvision import datasets
 
-    known = [n for n in datasets.__all__ if not any(word in n for word in _OTHER_TASKS) and not n.endswith("Folder")]
+    known = [known for known in _CLASSIFICATION if hasattr(datasets, known)]
     if name not in known:
-        raise ValueError(f"data.name: got {name!r}; allowed are classification data sets: {', '.join(sorted(known))}")
+        raise ValueError(f"data.name: got {name!r}; allowed are classification data sets: {', '.join(known)}")
     return getattr(datasets, name)
 
 
-def _sampled(part: Any) -> str:
-    """A digest of some samples: first, last and some in between."""
-    import hashlib
+def _digest(part: Any) -> str:
+    """Of all samples: of the arrays where the data set holds them, else of the images' files, else of what it gives.
 
-    summed = hashlib.sha256()
-    for place in sorted({round(step * (len(part) - 1) / 15) for step in range(16)}):
+    Files are read whole but not decoded, once a process.
+    """
+    summed = hashlib.sha256(repr(len(part)).encode())
+    held = [value for _, value in sorted(vars(part).items()) if _is_of_each(value, len(part))]
+    if any(isinstance(value, (np.ndarray, Tensor)) and value.ndim > 1 for value in held):
+        for value in held:
+            summed.update(np.ascontiguousarray(np.asarray(value)).tobytes())
+        return summed.hexdigest()
+    rows = [[_words(value[place]) for value in held] for place in range(len(part))]
+    if rows and all(any(isinstance(word, Path) for words in row for word in words) for row in rows):
+        for row in rows:
+            for word in (word for words in row for word in words):
+                summed.update((files.digest(word) if isinstance(word, Path) else repr(word)).encode())
+        return summed.hexdigest()
+    for place in range(len(part)):
         image, label = part[place]
         summed.update(np.ascontiguousarray(np.asarray(image)).tobytes() + repr(label).encode())
-    return summed.hexdigest()[:16]
+    return summed.hexdigest()
+
+
+def _is_of_each(value: Any, count: int) -> bool:
+    return isinstance(value, (list, np.ndarray, Tensor)) and len(value) == count
+
+
+def _words(value: Any) -> list[Any]:
+    """A sample's entry, with paths of files told from other words; others are left out, as paths of folders are."""
+    parts = value if isinstance(value, (tuple, list)) else [value]
+    found = [Path(part) if isinstance(part, (str, Path)) and Path(part).is_file() else part for part in parts]
+    return [part for part in found if isinstance(part, (Path, int, np.integer)) and not isinstance(part, bool)]

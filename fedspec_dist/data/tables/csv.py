@@ -10,8 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from fedspec_dist.data.own_files import OwnFiles, digest_of, open_text
+from fedspec_dist.data.own_files import UNREADABLE, OwnFiles, digest_of, open_text
 from fedspec_dist.data.raw import RawData, Split, numbered
+
+# More words than this in a column are no categories: each would be a column of its own.
+_MAX_CATEGORIES = 1000
 
 
 class Csv(OwnFiles):
@@ -58,7 +61,7 @@ class Csv(OwnFiles):
     def fingerprint(self) -> str:
         split = (self._test_fraction, self.seed) if len(self._paths) == 1 else ()
         settings = (self._targets, self._features, self._client, self._kind, self._standardize_target, split)
-        return digest_of(("csv 1", settings), self._located())
+        return digest_of(("csv 2", settings), self._located())
 
     def load(self) -> RawData:
         tables = [_read(path) for path in self._located()]
@@ -71,6 +74,14 @@ class Csv(OwnFiles):
             names = [name for name in train.names if name not in (*self._targets, self._client)]
         if not names:
             raise ValueError("data.features: no column is left for the features; allowed: at least one")
+        for key, given in (("features", names), ("target", self._targets)):
+            if len(set(given)) < len(given):
+                raise ValueError(f"data.{key}: got {given}; allowed is each column once")
+        if both := sorted({*names} & {*self._targets, self._client}):
+            raise ValueError(
+                f"data.features: {both[0]!r} is the target or the client as well; a model would be told what it is to "
+                "find out: leave it out"
+            )
         columns = [_Feature.of(train, name) for name in names]
         inputs = [np.concatenate([column.of_table(table) for column in columns], axis=1) for table in (train, test)]
         targets, num_outputs, num_groups, of_targets = self._read_targets(train, test)
@@ -103,9 +114,16 @@ class Csv(OwnFiles):
         if kind == "classification":
             if len(words) > 1:
                 raise ValueError(f"data.target: got {self._targets}; of a classification allowed is one column")
-            classes = sorted(set(words[0]), key=(lambda word: (float(word), word)) if numeric else None)
-            numbers = {word: number for number, word in enumerate(classes)}
-            first, second = (table.mapped(self._targets[0], numbers) for table in (train, test))
+            name = self._targets[0]
+            if numeric:  # 1 and 1.0 are one class
+                _Feature.of(train, name, "data.target")
+                values = sorted({float(word) for word in words[0]})
+                classes = [f"{value:.0f}" if value.is_integer() else repr(value) for value in values]
+                numbers: dict[Any, int] = {value: number for number, value in enumerate(values)}
+            else:
+                classes = sorted(set(words[0]))
+                numbers = {word: number for number, word in enumerate(classes)}
+            first, second = (table.mapped(name, numbers, numeric) for table in (train, test))
             count = max(len(classes), 2)
             return (first, second), count, count, [{"classes": classes}]
         columns = [
@@ -144,17 +162,17 @@ class _Table:
             )
         return words
 
-    def mapped(self, name: str, numbers: dict[str, int]) -> np.ndarray:
-        """The numbers of a column's words, int64 `[n]`."""
+    def mapped(self, name: str, numbers: dict[Any, int], numeric: bool) -> np.ndarray:
+        """The numbers of a column's words, or of what they are as numbers, int64 `[n]`."""
         words = self.column(name)
-        unknown = next((place for place, word in enumerate(words) if word not in numbers), None)
+        keys = [float(word) if numeric and _is_finite(word) else word for word in words]
+        unknown = next((place for place, key in enumerate(keys) if key not in numbers), None)
         if unknown is not None:
             raise ValueError(
                 f"data: {self.path}, line {self.numbers[unknown]}: {name} is {words[unknown]!r}, which no training "
-                f"sample "
-                "has"
+                "sample has"
             )
-        return np.array([numbers[word] for word in words], dtype=np.int64)
+        return np.array([numbers[key] for key in keys], dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -171,15 +189,16 @@ class _Feature:
         words = table.column(name)
         values = _numbers(words)
         if values is None:
-            return cls(name, sorted(set(words)))
+            return cls(name, _categories(table, name, key, words))
         if not np.isfinite(values).all():
             place = int(np.argmin(np.isfinite(values)))
             where = f"{table.path}, line {table.numbers[place]}"
             raise ValueError(f"{key}: {where}: {name} is {words[place]!r}; allowed are finite numbers")
         if not standardize:
             return cls(name, None)
-        std = float(values.std())
-        return cls(name, None, float(values.mean()), std if std > 0 else 1.0)
+        if np.ptp(values) == 0:  # the deviation of equal numbers need not be 0, since their mean is rounded
+            return cls(name, None, float(values[0]), 1.0)
+        return cls(name, None, float(values.mean()), float(values.std()) or 1.0)
 
     def of_table(self, table: _Table) -> np.ndarray:
         """`[n, 1]` or `[n, number of categories]`, float32."""
@@ -191,8 +210,7 @@ class _Feature:
             place = next(place for place, word in enumerate(words) if not _is_finite(word))
             raise ValueError(
                 f"data: {table.path}, line {table.numbers[place]}: {self.name} is {words[place]!r}; the column has "
-                f"finite "
-                "numbers in the training samples, so it must here"
+                "finite numbers in the training samples, so it must here"
             )
         return ((values - self.mean) / self.std).astype(np.float32)[:, None]
 
@@ -200,6 +218,27 @@ class _Feature:
         if self.categories is not None:
             return {"name": self.name, "categories": list(self.categories)}
         return {"name": self.name, "mean": self.mean, "std": self.std}
+
+
+def _categories(table: _Table, name: str, key: str, words: Sequence[str]) -> list[str]:
+    """A column's different words.
+
+    Raises:
+        ValueError: nearly all are numbers, so that the others say that something is missing; or there are too many.
+    """
+    others = [place for place, word in enumerate(words) if not _is_finite(word)]
+    if 2 * len(others) < len(words):
+        raise ValueError(
+            f"{key}: {table.path}, line {table.numbers[others[0]]}: {name} is {words[others[0]]!r}, but most of the "
+            "column are numbers; fill it, or leave the line or the column out"
+        )
+    found = sorted(set(words))
+    if len(found) > _MAX_CATEGORIES:
+        raise ValueError(
+            f"{key}: {table.path}: {name} has {len(found)} different words; allowed are {_MAX_CATEGORIES}, since each "
+            "becomes a column: leave it out"
+        )
+    return found
 
 
 def _is_finite(word: str) -> bool:
@@ -224,7 +263,7 @@ def _read(path: Path) -> _Table:
                 if line:
                     lines.append(line)
                     numbers.append(reader.line_num)
-    except (OSError, UnicodeDecodeError, csv.Error, EOFError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"data: cannot read {path}: {error}; allowed is a table in UTF-8, with commas") from error
     if len(lines) < 2:
         raise ValueError(

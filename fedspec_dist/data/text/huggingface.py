@@ -60,6 +60,12 @@ class HuggingFace(OwnFiles):
                     f"data.path: {self._path} has no column {needed or 'for the inputs'}; there are: "
                     f"{', '.join(train.column_names)} (data.input, data.label and data.client name them)"
                 )
+        for part, where in ((train, "train"), (test, "test")):
+            for column in (name, self._label, *([self._client] if self._client else [])):
+                if (place := next((n for n, value in enumerate(part[column]) if value is None), None)) is not None:
+                    raise ValueError(
+                        f"data.path: {self._path}: {column} of {where} sample {place} is missing; leave such ones out"
+                    )
         labels = [list(part[self._label]) for part in (train, test)]
         clients = None if self._client is None else [list(part[self._client]) for part in (train, test)]
         values = [list(part[name]) for part in (train, test)]
@@ -91,9 +97,30 @@ class HuggingFace(OwnFiles):
         return found.select(train), found.select(test)
 
 
+def _stacked(values: list[Any]) -> np.ndarray:
+    """`[n, ...]` of the numbers or pixels of all samples.
+
+    Raises:
+        ValueError: they differ in size, or are neither.
+    """
+    found = [np.asarray(value) for value in values]
+    wrong = next((n for n, array in enumerate(found) if array.shape != found[0].shape), None)
+    if wrong is not None:
+        raise ValueError(
+            f"data.input: samples differ in size or channels ({list(found[0].shape)}, {list(found[wrong].shape)} at "
+            f"{wrong}); bring all to one before they are saved"
+        )
+    if found[0].dtype.kind not in "buif":
+        raise ValueError(
+            f"data.input: a sample is of type {type(values[0]).__name__}; allowed are texts, images and lists of "
+            "numbers"
+        )
+    return np.stack(found)
+
+
 def _numbers_as_data(values: list[list[Any]], labels: list[list[Any]], clients: list[list[Any]] | None) -> RawData:
     """Images (uint8 `[H, W]` or `[H, W, C]`) or rows of numbers; whole labels are classes, real ones targets."""
-    tables = [np.stack([np.asarray(value) for value in part]) for part in values]
+    tables = [_stacked(part) for part in values]
     images = tables[0].dtype == np.uint8 and tables[0].ndim in (3, 4)
     inputs = [(t[..., None] if t.ndim == 3 else t) if images else t.astype(np.float32) for t in tables]
     owners = [None, None] if clients is None else numbered(*(np.array([str(c) for c in part]) for part in clients))

@@ -59,6 +59,8 @@ class Leaf(OwnFiles):
         if isinstance(x[0], str):
             words = Words(x, self._vocabulary_size, 1, characters=self._tokenizer == "characters")
             return texts_as_data([x, test_x], [y, test_y], [users, test_users], words, self._max_length)
+        if len(kinds := {type(label) for label in (*y, *test_y)}) > 1:
+            raise ValueError(f"data.path: labels are {' and '.join(sorted(k.__name__ for k in kinds))}; allowed is one")
         classes = sorted(set(y))
         if unknown := sorted(set(test_y) - set(classes)):
             raise ValueError(f"data.path: a test sample has label {unknown[0]!r}, which no training sample has")
@@ -102,12 +104,14 @@ class Leaf(OwnFiles):
                 content = json.loads(path.read_bytes())
                 for user in content["users"]:
                     data = content["user_data"][user]
+                    if not isinstance(data["x"], list) or not isinstance(data["y"], list):
+                        raise ValueError(f"x or y of user {user} is no list")
                     if len(data["x"]) != len(data["y"]):
                         raise ValueError(f"user {user} has {len(data['x'])} samples and {len(data['y'])} labels")
                     samples += [_as_text(sample) for sample in data["x"]]
                     labels += data["y"]
                     owners += [str(user)] * len(data["y"])
-            except (OSError, ValueError, KeyError, TypeError) as error:
+            except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
                 reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
                 raise ValueError(
                     f"data.path: {path} is not as LEAF writes it (users, and user_data with x and y): {reason}"
@@ -116,8 +120,7 @@ class Leaf(OwnFiles):
         if not samples or not kinds <= {str, int, list}:
             raise ValueError(
                 f"data.path: the {split} files in {self._path} have {len(samples)} samples; allowed are texts or "
-                f"lists of "
-                "numbers, with labels that are texts or whole numbers"
+                "lists of numbers, with labels that are texts or whole numbers"
             )
         return samples, labels, owners
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
-from fedspec_dist.data.own_files import OwnFiles, digest_of, open_text
+from fedspec_dist.data.own_files import UNREADABLE, OwnFiles, digest_of, open_text
 from fedspec_dist.data.raw import RawData, Split, numbered
 from fedspec_dist.data.text.tokens import Hashing, Tokenizer, Words, next_tokens, padded
+
+_OF_THE_HOUSE = ("words", "characters", "hashing")
 
 
 class Text(OwnFiles):
@@ -59,8 +61,9 @@ class Text(OwnFiles):
     def fingerprint(self) -> str:
         split = (self._test_fraction, self.seed) if len(self._paths) == 1 else ()
         names = (self._text, self._label, self._client, self._target)
-        settings = (*names, self._tokenizer, self._vocabulary_size, self._min_count, self._max_length, split)
-        own = [self.locate(self._tokenizer, "data.tokenizer")] if self._tokenizer.endswith(".json") else []
+        own = [] if self._tokenizer in _OF_THE_HOUSE else [self._tokenizer_file()]
+        tokenizer = own[0].name if own else self._tokenizer  # wherever the file lies
+        settings = (*names, tokenizer, self._vocabulary_size, self._min_count, self._max_length, split)
         return digest_of(("text 1", settings), [*self._located(), *own])
 
     def load(self) -> RawData:
@@ -91,7 +94,15 @@ class Text(OwnFiles):
             return Hashing(self._vocabulary_size)
         if self._tokenizer in ("words", "characters"):
             return Words(texts, self._vocabulary_size, self._min_count, self._tokenizer == "characters")
-        return _Library(self.locate(self._tokenizer, "data.tokenizer"))
+        return _Library(self._tokenizer_file())
+
+    def _tokenizer_file(self) -> Path:
+        if not self._tokenizer.endswith(".json"):
+            raise ValueError(
+                f"data.tokenizer: got {self._tokenizer!r}; allowed: {', '.join(_OF_THE_HOUSE)}, or the path of a .json "
+                "file of the tokenizers library"
+            )
+        return self.locate(self._tokenizer, "data.tokenizer")
 
 
 class _Library:
@@ -103,8 +114,7 @@ class _Library:
         except ImportError as error:
             raise ValueError(
                 "data.tokenizer: a file needs the package tokenizers: pip install tokenizers; allowed without it: "
-                "words, "
-                "characters, hashing"
+                + ", ".join(_OF_THE_HOUSE)
             ) from error
         try:
             self._made: Any = Made.from_file(str(path))
@@ -141,7 +151,10 @@ def texts_as_data(
         pairs = [next_tokens(part, max_length) for part in rows]
         splits = [Split((inputs,), targets, None, who) for (inputs, targets), who in zip(pairs, owners, strict=True)]
         return RawData(splits[0], splits[1], num_outputs=tokenizer.size, vocabulary=tokenizer.size, facts=facts)
-    classes = sorted(set(labels[0]), key=lambda label: (str(type(label)), label))
+    kinds = {type(label) for part in labels for label in part}
+    if len(kinds) > 1:
+        raise ValueError(f"data.label: some are {' and some '.join(sorted(k.__name__ for k in kinds))}; allowed is one")
+    classes = sorted(set(labels[0]))
     numbers = {label: number for number, label in enumerate(classes)}
     if unknown := [label for label in labels[1] if label not in numbers]:
         raise ValueError(
@@ -162,13 +175,14 @@ def read_records(path: Path, fields: Sequence[str]) -> dict[str, list[Any]]:
     Raises:
         ValueError: it cannot be read, or a record lacks a field.
     """
-    lines = path.name.removesuffix(".gz").endswith((".jsonl", ".ndjson"))
+    name = path.name.removesuffix(".gz").lower()
+    if not name.endswith((".csv", ".jsonl", ".ndjson")):
+        raise ValueError(f"data: {path} has another ending; allowed are .csv and .jsonl files, and .gz of them")
+    lines = not name.endswith(".csv")
     found: dict[str, list[Any]] = {name: [] for name in fields}
     try:
         with open_text(path) as file:
-            records = (
-                (json.loads(line) for line in file if line.strip()) if lines else csv.DictReader(file, strict=True)
-            )
+            records = (json.loads(line) for line in file if line.strip()) if lines else _rows(path, file)
             for number, record in enumerate(records, start=1):
                 for name in fields:
                     value = record.get(name) if isinstance(record, dict) else None
@@ -176,13 +190,27 @@ def read_records(path: Path, fields: Sequence[str]) -> dict[str, list[Any]]:
                         there = ", ".join(map(str, record)) if isinstance(record, dict) else type(record).__name__
                         raise ValueError(
                             f"data: {path}, record {number}: {name!r} is {value!r}; allowed is a text or a whole "
-                            f"number "
-                            f"(the record has: {there})"
+                            f"number (the record has: {there})"
                         )
                     found[name].append(value)
-    except (OSError, UnicodeDecodeError, csv.Error, EOFError, json.JSONDecodeError) as error:
+    except (*UNREADABLE, json.JSONDecodeError) as error:
         raise ValueError(f"data: cannot read {path}: {error}; allowed are .csv and .jsonl files in UTF-8") from error
     if not found[fields[0]]:
         raise ValueError(f"data: {path} has no records")
     found[fields[0]] = [str(text) for text in found[fields[0]]]
     return found
+
+
+def _rows(path: Path, file: IO[str]) -> Iterator[dict[str, str]]:
+    """The lines of a table, each with as many values as there are names."""
+    reader = csv.DictReader(file, strict=True)
+    names = list(reader.fieldnames or ())
+    if len(set(names)) < len(names):
+        raise ValueError(f"data: {path}: columns are named {', '.join(names)}; each needs a name of its own")
+    for row in reader:
+        if None in row or None in row.values():
+            raise ValueError(
+                f"data: {path}, line {reader.line_num}: not as many values as there are columns ({len(names)}); put "
+                "quotes around a text with commas"
+            )
+        yield row

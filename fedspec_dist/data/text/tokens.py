@@ -55,7 +55,10 @@ class Hashing:
 
     def __call__(self, text: str) -> list[int]:
         buckets = self.size - NUM_SPECIAL
-        return [NUM_SPECIAL + zlib.crc32(token.encode()) % buckets for token in _WORD.findall(text.lower())]
+        return [
+            NUM_SPECIAL + zlib.crc32(token.encode(errors="surrogatepass")) % buckets
+            for token in _WORD.findall(text.lower())
+        ]
 
     def facts(self) -> dict[str, Any]:
         return {"tokenizer": "hashing", "vocabulary_size": self.size}

@@ -35,8 +35,7 @@ class FisherDiagonal(AnyLayers):
     """
 
     def direction(self, cohort: Cohort) -> Direction:
-        diagonals = cohort.uploads.get("fisher_diagonal")
-        assert diagonals is not None, "fisher_diagonal needs the clients' diagonals; the round did not make any"
+        diagonals = cohort.rows("fisher_diagonal")
         merged = cohort.updates.columnwise(lambda u, fisher: fisher_mean(u, fisher, cohort.weights), diagonals)
         return Direction(merged, {"fisher_diagonal/norm": float(diagonals.norms().mean())})
 
