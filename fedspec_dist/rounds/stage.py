@@ -18,7 +18,7 @@ from fedspec_dist.clients.executors.sequential import SequentialExecutor
 from fedspec_dist.clients.statistics.base import Collector
 from fedspec_dist.clients.step import Filter, LocalMethods
 from fedspec_dist.clients.vectors import widths
-from fedspec_dist.config import Config, Phase, methods
+from fedspec_dist.config import Choice, Config, Phase, methods
 from fedspec_dist.core.batch import Batch
 from fedspec_dist.core.buffers import MovingBuffers, moving_buffers
 from fedspec_dist.core.cohort import Clients, Proxy
@@ -392,7 +392,7 @@ def acts_on_features(phase: Phase) -> bool:
     return "features" in methods.LOCAL_ALGORITHMS[phase.local.algorithm.type].all_needs()
 
 
-def filtered_layers(choice: Any, layout: ParameterLayout) -> list[Segment]:
+def filtered_layers(choice: Choice, layout: ParameterLayout) -> list[Segment]:
     """Those that match `layers` and have at least `min_size` entries and `min_dim` axes."""
     return [
         segment
@@ -401,7 +401,7 @@ def filtered_layers(choice: Any, layout: ParameterLayout) -> list[Segment]:
     ]
 
 
-def make_filter(choice: Any, layout: ParameterLayout) -> Filter:
+def make_filter(choice: Choice, layout: ParameterLayout) -> Filter:
     layers = filtered_layers(choice, layout)
     made: Filter = methods.FILTERS[choice.type].build(layers, **choice.parameters(without=methods.FILTER_COMMON))
     return made
@@ -413,5 +413,5 @@ def cut_columns(config: Config, phase: Phase, num_parameters: int, num_ranks: in
     return cut(num_parameters, num_ranks, max_rank(phase) * config.cohort_size(num_clients))
 
 
-def _make(table: Mapping[str, methods.Method], choice: Any) -> Any:
+def _make(table: Mapping[str, methods.Method], choice: Choice) -> Any:
     return table[choice.type].build(**choice.parameters())
