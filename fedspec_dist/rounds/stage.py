@@ -28,6 +28,7 @@ from fedspec_dist.data.images.augment import Augmentation
 from fedspec_dist.distributed.assignment import assign
 from fedspec_dist.distributed.collectives import Collectives
 from fedspec_dist.distributed.columns import Columns
+from fedspec_dist.models.modes import evaluating
 from fedspec_dist.models.network import Network
 from fedspec_dist.processes.gpus import spare_memory
 from fedspec_dist.processes.runtime import Runtime
@@ -46,6 +47,7 @@ from fedspec_dist.rounds.proxy import ServerProxy
 from fedspec_dist.rounds.sampling import Workload, client_work, workload
 from fedspec_dist.rounds.server import FederatedServer, ServerMethods
 from fedspec_dist.rounds.statistics import build_statistics, check_statistics, material, max_rank
+from fedspec_dist.tasks.base import Task
 
 
 class Stage:
@@ -308,7 +310,7 @@ def check_phase(
     try:
         algorithm = make_algorithm(phase)
         if acts_on_features(phase):
-            _check_features(config, phase, algorithm, module, layout)
+            _check_features(config, phase, algorithm, module, layout, dataset)
         algorithm.bind(layout.segments)
         kept_ranges(phase, layout)
         for number, stint in enumerate(phase.local.schedule):
@@ -326,6 +328,12 @@ def check_phase(
             _make(methods.TRANSFORMS, choice)
         _make(methods.SERVER_OPTIMIZERS, phase.server.optimizer)
         _check_classes(config, phase, dataset)
+        if acts_on_features(phase) and type(make_task(config, dataset)).output_loss is Task.output_loss:
+            raise ValueError(
+                f"local.algorithm: {phase.local.algorithm.type} needs a loss of the model's outputs, which task "
+                f"{config.task.type} does not have (output_loss); allowed with it: a method that does not act on "
+                f"features"
+            )
         check_statistics(config, phase, module, layout, dataset, make_task(config, dataset), algorithm)
         _make(methods.AGGREGATORS, phase.server.aggregator).check(layout.shared.segments)
     except ValueError as error:
@@ -345,13 +353,27 @@ def _check_classes(config: Config, phase: Phase, dataset: Dataset) -> None:
 
 
 def _check_features(
-    config: Config, phase: Phase, algorithm: LocalAlgorithm, module: nn.Module, layout: ParameterLayout
+    config: Config,
+    phase: Phase,
+    algorithm: LocalAlgorithm,
+    module: nn.Module,
+    layout: ParameterLayout,
+    dataset: Dataset,
 ) -> None:
     name = phase.local.algorithm.type
     if not isinstance(module, Network):
         raise ValueError(
             f"local.algorithm: {name} acts on features, but model.type {config.model.type} has no represent(): derive "
             "it from fedspec_dist.models.network.Network"
+        )
+    with torch.no_grad(), evaluating(module):
+        inputs = trial(dataset.to(next(module.parameters()).device)).inputs
+        shape = list(module.represent(inputs).shape[1:])  # type: ignore[arg-type]
+    if len(shape) != 1:
+        raise ValueError(
+            f"local.algorithm: {name} acts on a row of features of each sample, but model.type {config.model.type} "
+            f"gives "
+            f"{shape}, one at each place; allowed with it: a method that needs no features"
         )
     behind = (f"{module.classifier}.", *(["projection."] if algorithm.needs_levels else []))
     if all(segment.name.startswith(behind) for segment in layout.segments):

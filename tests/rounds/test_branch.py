@@ -116,10 +116,10 @@ def test_weights_of_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
         run_job(config, tmp_path / "x")
     run_job(tiny(["rounds=1", f"init={{weights: {tmp_path}/part.safetensors, strict: false}}"]), tmp_path / "y")
     assert "drawn anew: fc.weight, fc.bias; left over in the file: extra" in caplog.text
-    save_file({"fc.bias": torch.ones(3)}, tmp_path / "other.safetensors")
+    save_file({"fc.bias": torch.ones(4)}, tmp_path / "other.safetensors")
     config = tiny(["rounds=1", f"init={{weights: {tmp_path}/other.safetensors, strict: false}}"])
     with pytest.raises(
-        ValueError, match=r"^init\.weights: .*fc\.bias has shape \[3\], not \[10\]; allowed: the weights"
+        ValueError, match=r"^init\.weights: .*fc\.bias has shape \[4\], not \[3\]; allowed: the weights"
     ):
         run_job(config, tmp_path / "z")
 

@@ -1,0 +1,108 @@
+"""Every task with every local method and every aggregator: it runs, or it is refused with the reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedspec_dist.config.methods import AGGREGATORS, LOCAL_ALGORITHMS, TASKS, method
+from fedspec_dist.core.batch import Batch
+from fedspec_dist.tasks.base import Task
+from tests.rounds.jobs import run_job, tiny
+
+RNG = np.random.default_rng(0)
+OWNERS = np.arange(24) % 4
+COMMON = [
+    "data.partition={type: natural, clients: null}",
+    *("clients_per_round=3", "rounds=1", "local.epochs=1", "local.batch_size=4", "local.lr=0.02"),
+]
+
+
+class Residual(Task):
+    """`f'' = -2` at random points: the model is differentiated in its inputs."""
+
+    headline = ("residual", "min")
+    num_sums = 1
+
+    def residuals(self, model, batch: Batch) -> Tensor:
+        x = batch.inputs.detach().requires_grad_()
+        with torch.enable_grad():
+            (first,) = torch.autograd.grad(batch.__class__(x).through(model).sum(), x, create_graph=True)
+            (second,) = torch.autograd.grad(first.sum(), x, create_graph=True)
+        return second + 2
+
+    def loss(self, model, batch: Batch) -> Tensor:
+        return self.residuals(model, batch).square().mean()
+
+    def metrics(self, model, batch: Batch) -> Tensor:
+        return self.residuals(model, batch).detach().square().sum().double().reshape(1)
+
+    def summarize(self, sums: Tensor, num_samples: int) -> dict[str, float]:
+        return {"residual": float(sums[0]) / num_samples}
+
+
+PROBLEMS = {
+    "regression": ("{type: mlp, hidden: [3]}", RNG.random((24, 2)), RNG.random((24, 2))),
+    "language": (
+        "{type: lstm_text, embedding: 2, hidden: 3, outputs: tokens}",
+        RNG.integers(5, size=(24, 4)),
+        RNG.integers(5, size=(24, 4)),
+    ),
+    "a residual": ("{type: mlp, hidden: [3], activation: tanh}", RNG.random((24, 1)).astype(np.float32), None),
+}
+# Why, in some of its words.
+REASONS = ("needs", "allowed", "acts on", "no stages", "has no")
+
+
+def settings(task: str, folder: Path) -> list[str]:
+    model, inputs, targets = PROBLEMS[task]
+    floats = inputs.dtype == np.float64
+    arrays = {"inputs": inputs.astype(np.float32) if floats else inputs, "clients": OWNERS}
+    if targets is not None:
+        arrays["targets"] = targets.astype(np.float32) if floats else targets
+    path = folder / f"{task.replace(' ', '_')}.npz"
+    np.savez(path, **{f"{split}_{name}": array for split in ("train", "test") for name, array in arrays.items()})
+    classes = 5 if task == "language" else "null"
+    data = f"data={{dataset: npz, path: {path}, root: {folder}, num_classes: {classes}}}"
+    return [data, *COMMON, f"model={model}", f"task={task if task in TASKS else 'residual'}"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("problems")
+
+
+@pytest.fixture(autouse=True)
+def _own_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TASKS, "residual", method("tests.rounds.test_task_matrix:Residual"))
+
+
+@pytest.mark.parametrize("local", LOCAL_ALGORITHMS)
+@pytest.mark.parametrize("task", PROBLEMS)
+def test_a_combination_runs_or_is_refused_with_the_reason(task: str, local: str, folder: Path, tmp_path: Path) -> None:
+    ran = []
+    for aggregator in AGGREGATORS:
+        choices = {"local.algorithm": local, "server.aggregator": aggregator}
+        if local == "fednova":
+            choices["server.aggregator"] = "fednova"
+        if aggregator == "fipa" and local != "fednova":
+            choices["server.aggregator"] = "{type: fipa, rank: 2, oversampling: 1}"
+        overrides = [*settings(task, folder), *(f"{key}={name}" for key, name in choices.items())]
+        refusal = ""
+        try:
+            last = run_job(tiny(overrides), tmp_path / f"{local}-{aggregator}").records[-1]
+        except ValueError as error:  # a ConfigError is one
+            refusal = str(error)
+        assert refusal == "" or any(word in refusal for word in REASONS), refusal
+        if not refusal:
+            assert np.isfinite(last["train_loss"])
+            ran.append(aggregator)
+    refused_at_all = {"fedlc", "fedrcl"} | ({"moon", "feddecorr"} if task != "regression" else set())
+    assert bool(ran) == (local not in refused_at_all), ran
+    if task != "regression":
+        assert not {"fipa", "fisher_diagonal"} & set(ran) or local == "fednova"
+    assert "inco" not in ran or local == "fednova"
