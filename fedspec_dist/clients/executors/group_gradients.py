@@ -57,21 +57,35 @@ class GroupGradients:
 
     def why_not(self, theta: Tensor, batch: Batch) -> str:
         """Why the model cannot be applied to several clients at once, tried on two samples; empty when it can."""
-        one, two = ([0, 0, 1], [0, 1, 0])
-        places = torch.tensor([one, two, [0, 0, 0]], device=theta.device)
+        for part in self._module.modules():
+            if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.padding_idx is not None:
+                return "torch.func.vmap gets the gradients of an embedding with padding_idx wrong: multiply by a mask"
+        places = torch.tensor([[0, 0, 1], [0, 1, 0], [0, 0, 0]], device=theta.device)
         inputs = batch.inputs if isinstance(batch.inputs, tuple) else (batch.inputs,)
         tried = tuple(part[places] for part in inputs)
+        rows = theta.expand(len(places), -1)
         try:
             with torch.no_grad():
-                rows = theta.expand(len(places), -1)
                 first, second = (self._outputs(rows, *tried) for _ in range(2))
+            scales = torch.tensor([[1.0], [0.9], [1.1]]).to(theta)
+            apart, together = self._tried_gradients(rows * scales, tried)
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
             return f"the model cannot be applied to several clients at once: {str(error).splitlines()[0]}"
         if not torch.equal(first, second):
             return "the model's outputs differ from call to call: turn off what it draws"
         if not torch.allclose(first[:, 0], first[:1, 0].expand_as(first[:, 0]), _TOLERANCE, _TOLERANCE):
             return "the model's outputs for a sample depend on the others of its batch, which are padded: choose a norm"
+        if (apart - together).abs().max() > _TOLERANCE * apart.abs().max():
+            return "torch.func.vmap gets the model's gradients wrong"
         return ""
+
+    def _tried_gradients(self, theta: Tensor, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Of the squares of the outputs, at `theta [C, P]`: one client after the other, and all at once."""
+        theta = theta.detach().requires_grad_()
+        apart = [self._output(row, *(part[place] for part in inputs)) for place, row in enumerate(theta)]
+        found = [torch.stack(apart), self._outputs(theta, *inputs)]
+        one, other = (torch.autograd.grad(outputs.square().sum(), theta)[0] for outputs in found)
+        return one, other
 
     def _output(self, theta: Tensor, *inputs: Tensor) -> Tensor:
         """Of one client's model, `theta [P]`."""
