@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -82,11 +83,12 @@ class Regression(Task):
         }
 
     def curvature(self, outputs: Tensor, tangents: Tensor) -> Tensor:
-        """`T_n` itself: `S_n = I` is the Fisher matrix of a normal distribution of variance 1 around the outputs."""
-        return tangents
+        """`S_n T_n` with `S_n = (2 / D) I`, the Hessian of a sample's loss: the mean over D values of `(f - y)^2`."""
+        return tangents * (2 / outputs.shape[-1])
 
     def curvature_root(self, outputs: Tensor, jacobian: Tensor) -> Tensor:
-        return jacobian
+        """`F_n J_n` with `F_n = sqrt(2 / D) I`."""
+        return jacobian * math.sqrt(2 / outputs.shape[-1])
 
 
 def _columns(targets: Tensor, outputs: Tensor) -> Tensor:
