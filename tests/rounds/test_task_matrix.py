@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,10 @@ from torch import Tensor
 
 from fedspec_dist.config.methods import AGGREGATORS, LOCAL_ALGORITHMS, PARTITIONS, TASKS, method
 from fedspec_dist.core.batch import Batch
+from fedspec_dist.distributed.collectives import Collectives, SingleProcess
 from fedspec_dist.rounds.federation import load_federation
 from fedspec_dist.tasks.base import Task
+from tests.distributed.harness import run_ranks
 from tests.rounds.jobs import run_job, tiny
 
 RNG = np.random.default_rng(0)
@@ -47,6 +50,7 @@ class Residual(Task):
         return {"residual": float(sums[0]) / num_samples}
 
 
+OWN_TASK = method("tests.rounds.test_task_matrix:Residual")
 PROBLEMS = {
     "regression": ("{type: mlp, hidden: [3]}", RNG.random((24, 2)), RNG.random((24, 2))),
     "language": (
@@ -80,7 +84,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _own_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TASKS, "residual", method("tests.rounds.test_task_matrix:Residual"))
+    monkeypatch.setitem(TASKS, "residual", OWN_TASK)
 
 
 @pytest.mark.parametrize("local", LOCAL_ALGORITHMS)
@@ -131,3 +135,31 @@ def test_real_targets_are_cut_by_bins_or_not_at_all(partition: str, folder: Path
     assert np.bincount(groups.numpy()).tolist() == [6, 6, 6, 6]
     assert federation.dataset.num_groups == 4
     assert sum(len(samples) for samples in federation.clients) == 24
+
+
+# What the tasks' curvature, groups and clients' own samples bring in.
+MORE = {
+    "regression": ["server.aggregator={type: fipa, rank: 2, oversampling: 1}", "data.bins=3", "data.holdout=0.3"],
+    "language": ["local.algorithm=scaffold", "eval.on=[global, clients]"],
+    "a residual": ["local.algorithm=feddyn", "server.aggregator=fedgh", "eval.on=[global, clients]"],
+}
+
+
+def _runs(
+    collectives: Collectives, folder: Path, jobs: list[list[str]]
+) -> list[tuple[dict[str, bytes], list[dict[str, Any]]]]:
+    TASKS.setdefault("residual", OWN_TASK)  # for a process of its own
+    finished = []
+    for number, overrides in enumerate(jobs):
+        run = run_job(tiny(overrides), folder / f"{collectives.num_ranks}-{number}", collectives)
+        finished.append(({name: value.numpy().tobytes() for name, value in run.model.items()}, run.results()))
+    return finished
+
+
+@pytest.mark.slow
+def test_every_task_has_the_same_bits_at_any_number_of_ranks(folder: Path) -> None:
+    jobs = [[*settings(task, folder), *more, "rounds=2", "eval.batch_size=5"] for task, more in MORE.items()]
+    alone = _runs(SingleProcess(), folder, jobs)
+    for num_ranks in (2, 3):
+        for of_rank in run_ranks(_runs, num_ranks, folder, folder, jobs):
+            assert of_rank == alone
