@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from fedspec_dist.core.batch import Batch
-from fedspec_dist.tasks.base import Task
+from fedspec_dist.tasks.base import Task, suited
 
 
 class Regression(Task):
@@ -29,10 +30,14 @@ class Regression(Task):
     def check(self, data: Any) -> None:
         targets = data.train.targets
         if targets is None or not targets.is_floating_point() or targets.dim() > 2:
-            found = "none" if targets is None else f"shape {list(targets.shape)} and type {targets.dtype}"
             raise ValueError(
-                f"task: regression needs real targets, one or a row of them for each sample; the data set's have "
-                f"{found}; allowed with whole numbers: task classification, or language"
+                "task: regression needs real numbers, one or a row of them for each sample; the data set has "
+                f"{suited(targets)}"
+            )
+        if targets[0].numel() != data.num_outputs:
+            raise ValueError(
+                f"data.dataset: num_outputs is {data.num_outputs}, but a target has {targets[0].numel()} values; "
+                "allowed with task regression: as many"
             )
         self._width = data.num_outputs
 
@@ -78,11 +83,12 @@ class Regression(Task):
         }
 
     def curvature(self, outputs: Tensor, tangents: Tensor) -> Tensor:
-        """`T_n` itself: `S_n = I` is the Fisher matrix of a normal distribution of variance 1 around the outputs."""
-        return tangents
+        """`S_n T_n` with `S_n = (2 / D) I`, the Hessian of a sample's loss: the mean over D values of `(f - y)^2`."""
+        return tangents * (2 / outputs.shape[-1])
 
     def curvature_root(self, outputs: Tensor, jacobian: Tensor) -> Tensor:
-        return jacobian
+        """`F_n J_n` with `F_n = sqrt(2 / D) I`."""
+        return jacobian * math.sqrt(2 / outputs.shape[-1])
 
 
 def _columns(targets: Tensor, outputs: Tensor) -> Tensor:

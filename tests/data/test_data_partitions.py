@@ -14,7 +14,7 @@ from fedspec_dist.data.images.digits import Digits
 from fedspec_dist.data.partitions import Samples, by_dirichlet, class_counts
 from fedspec_dist.data.partitions.by_dirichlet import capped_shares, cut_points
 from fedspec_dist.data.partitions.label_blind import apportioned
-from fedspec_dist.data.partitions.samples import checked
+from fedspec_dist.data.partitions.samples import checked, target_bins
 
 
 def test_cut_points_of_the_specification() -> None:
@@ -425,3 +425,25 @@ def test_dirichlet_balanced_draws_what_numpys_choice_draws(alpha: float, num_cli
         assert np.array_equal(client, np.sort(expected))
         left[expected] = False
     assert left.sum() < 0.6 * len(labels), "many draws were compared"
+
+
+@pytest.mark.parametrize("width", [None, 1, 3])
+@pytest.mark.parametrize("num_bins", [2, 7, 60])
+def test_bins_of_real_targets_are_even_and_in_order(num_bins: int, width: int | None) -> None:
+    targets = np.random.default_rng(0).normal(size=(60, *([width] if width else []))).astype(np.float32)
+    bins_of = target_bins(targets, num_bins)
+    first, bins = targets.reshape(60, -1)[:, 0], bins_of(targets)
+    assert bins.dtype == np.int64
+    sizes = np.bincount(bins, minlength=num_bins)
+    assert len(sizes) == num_bins
+    assert sizes.max() - sizes.min() <= 1
+    assert (np.diff(bins[np.argsort(first)]) >= 0).all()
+    # Others, such as test samples, fall where training samples of their value do, and beyond both ends.
+    assert np.array_equal(bins_of(targets[10:20]), bins[10:20])
+    assert bins_of(np.array([-1e9, 1e9])).tolist() == [0, num_bins - 1]
+
+
+@pytest.mark.parametrize("values", [[3.0] * 8, [0.0] * 7 + [1.0], [0.0, 1.0] * 4])
+def test_more_bins_than_the_targets_fill_are_refused(values: list[float]) -> None:
+    with pytest.raises(ValueError, match=r"^data\.bins: got 3, but the training targets have [12] different values"):
+        target_bins(np.array(values), 3)

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from fedspec_dist.clients.algorithms.base import LocalAlgorithm
 from fedspec_dist.config import load, methods
+from fedspec_dist.core.batch import Batch
 from fedspec_dist.core.cohort import Cohort, Direction
 from fedspec_dist.data.images.arrays import Arrays
 from fedspec_dist.data.source import Source
@@ -426,6 +427,42 @@ class Misnamed(Errors):
 
 class Undirected(Errors):
     headline = "error"  # type: ignore[assignment]
+
+
+class Short(Errors):
+    num_sums = 3
+
+
+class Tensors(Errors):
+    def summarize(self, sums: Tensor, num_samples: int) -> dict[str, float]:
+        return {"error": sums[0]}  # type: ignore[dict-item]
+
+
+class Detached(Errors):
+    def output_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return super().output_loss(outputs, targets).detach()
+
+
+class Broken(Errors):
+    def metrics(self, model: Any, batch: Batch) -> Tensor:
+        raise RuntimeError("no such thing")
+
+
+@pytest.mark.parametrize(
+    ("made", "problem"),
+    [
+        (Short, r"^task: metrics of mine\w+ gave shape \[2\]; allowed is a tensor of shape \[3\], its num_sums"),
+        (Tensors, r"^task: summarize of mine\w+ gave a Tensor for error; allowed is a number"),
+        (Detached, r"^task: mine\w+ gives a loss for cnn that has no gradient"),
+        (Broken, r"^task: metrics of mine\w+ cannot be taken of inputs of shape \[1, 8, 8\] .*: no such thing"),
+    ],
+)
+def test_what_a_task_gives_is_checked_before_the_first_round(
+    made: type, problem: str, register: Callable[..., str]
+) -> None:
+    config = tiny([f"task={register('task', made, {})}"])
+    with pytest.raises(ValueError, match=problem):
+        build_model(config, load_federation(config, prepares=True).dataset)
 
 
 @pytest.mark.parametrize(
