@@ -62,10 +62,18 @@ __all__ = [
 
 
 def headline_of(task: str) -> tuple[str, str]:
-    """The metric of a task that counts, and whether `max` or `min` is better; a user's own names it in its class."""
-    entry = TASKS[task]
-    found: tuple[str, str] = entry.headline or entry.load().headline
-    return found
+    """The metric of a task that counts, and whether `max` or `min` is better; a user's own may name it in its class.
+
+    Raises:
+        ValueError: a user's own has none.
+    """
+    found: Any = TASKS[task].headline or TASKS[task].load().headline
+    if not (isinstance(found, (tuple, list)) and len(found) == 2 and found[1] in ("max", "min")):
+        raise ValueError(
+            f"task: {task} has headline {found!r}; allowed is a pair such as ('mse', 'min'): the metric that counts, "
+            "and whether max or min is better"
+        )
+    return str(found[0]), str(found[1])
 
 
 _PartOf = Annotated[float, Field(gt=0, lt=1)]
@@ -546,13 +554,15 @@ def register(
     needs: Iterable[str] = (),
     gives: Iterable[str] = (),
     traits: Iterable[str] = (),
+    headline: tuple[str, str] | None = None,
     **parameters: tuple[Any, Any],
 ) -> None:
     """Add a method of a user's own, from a module that the config names in `plugins`.
 
     `register("local.algorithm", "mine", "my_package.mine:Mine", mu=(Positive, 0.1))` makes
     `local.algorithm: {type: mine, mu: 0.2}` known. `key` is one of `FAMILIES`, or `statistics`, of which server methods
-    name what they need; `needs`, and of a task or a model `gives`, are words of `NEEDS`, `traits` of `TRAITS`.
+    name what they need; `needs`, and of a task or a model `gives`, are words of `NEEDS`, `traits` of `TRAITS`. With a
+    task's `headline` here, too, sweeps on a machine without torch know it.
 
     Raises:
         ValueError: there is no such family, no such word, or another method has the name.
@@ -560,7 +570,7 @@ def register(
     tables = {**{family: row.table for family, row in FAMILIES.items()}, "statistics": STATISTICS}
     if key not in tables:
         raise ValueError(f"register: no family {key!r}; there are: {', '.join(tables)}")
-    added = Method(target, parameters, key, frozenset(needs), frozenset(gives), frozenset(traits))
+    added = Method(target, parameters, key, frozenset(needs), frozenset(gives), frozenset(traits), headline)
     for kind, given in (("needs", added.needs), ("gives", added.gives), ("traits", added.traits)):
         known = [*TRAITS] if kind == "traits" else [*NEEDS, *STATISTICS]
         if unknown := sorted(given - set(known)):

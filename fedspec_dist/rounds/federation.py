@@ -154,6 +154,12 @@ def make_task(config: Config, dataset: Dataset) -> Task:
     """
     made: Task = methods.TASKS[config.task.type].build(**config.task.parameters())
     made.check(dataset)
+    own, listed = getattr(made, "headline", None), methods.headline_of(config.task.type)
+    if own is not None and tuple(own) != listed:
+        raise ValueError(
+            f"task: {config.task.type} has headline {own!r} in its class and {listed!r} where it is registered; give "
+            "both the same, or leave out that of `register`"
+        )
     return made
 
 

@@ -151,6 +151,11 @@ def test(job: Job, stage: Stage, completed: int) -> dict[str, float]:
     if "global" in config.eval.on:
         found = evaluate(module, stage.task, dataset.test, block_size, runtime.collectives, draws("evaluation"))
         scores |= {f"test_{name}": value for name, value in found.items()}
+        if (metric := config.headline()[0]) not in scores:
+            raise ValueError(
+                f"task: {config.task.type} counts {metric.removeprefix('test_')}, but its `summarize` gives "
+                f"{', '.join(found) or 'nothing'}; let it give what its headline names"
+            )
     if federation.held_out is not None:
         found = evaluate(module, stage.task, federation.held_out, block_size, runtime.collectives, draws("validation"))
         scores |= {f"val_{name}": value for name, value in found.items()}

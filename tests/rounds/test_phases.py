@@ -66,9 +66,9 @@ def test_a_projection_head_makes_features_but_no_levels(name: str) -> None:
     config = load(None, [f"local.algorithm={name}", "model.projection=4", "trainable=['projection.*', 'fc.*']"])
     if methods.LOCAL_ALGORITHMS[name].build().needs_levels:
         with pytest.raises(ValueError, match=r"^trainable: got \['projection\.\*', 'fc\.\*'\]"):
-            check_patterns(config, model)
+            check_patterns(config, model, DATASET)
     else:
-        assert check_patterns(config, model)
+        assert check_patterns(config, model, DATASET)
 
 
 @pytest.mark.parametrize("name", [name for name in methods.FILTERS if name != "none"])

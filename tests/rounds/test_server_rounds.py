@@ -373,7 +373,7 @@ def test_nobody_left_has_no_mean() -> None:
 def _stopped_report(collectives: Collectives) -> bool:
     clients = [_Client(1, 0), _Client(2, 0)]
     local = _local_result(clients[:1] if collectives.rank == 0 else [], Columns.shared(NUM_PARAMETERS, 2))
-    local.complete = collectives.rank == 0
+    local = replace(local, complete=collectives.rank == 0)
     return share_results(local, [1, 2], _facts(clients, [1, 2]), [[0], [1]], RANK, collectives).stopped
 
 

@@ -298,7 +298,7 @@ def test_needs_are_announced(case: Case) -> None:
     }
     for name, bare in without.items():
         if name in AGGREGATORS[case.name].needs:
-            with pytest.raises(AssertionError, match=f"{case.name} needs"):
+            with pytest.raises((AssertionError, ValueError), match=r"needs|needed|no client sent"):
                 case.build().direction(bare)
         else:
             close(case.build().direction(bare).slice, case.expected(problem()))

@@ -39,13 +39,12 @@ class MeanFeatures(Statistic):
         material = self.material
         model = with_parameters(self._features, material.layout, theta, "network.")
         for index, batch in material.batches(samples):
-            with torch.no_grad():
-                features = batch.through(model).double()
+            features = batch.through(model).double()
             yield index, features.flatten(1, -2).mean(dim=1) if features.dim() > 2 else features
 
 
 class ClassFeatures(MeanFeatures):
-    """The same for the samples of each class, `[C * d]`, class after class; zeros of a class without samples.
+    """The mean features of the samples of each class, `[C * d]`, class after class; zeros of a class without samples.
 
     How many samples each has is in `cohort.clients.class_counts`.
     """
