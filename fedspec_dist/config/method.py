@@ -87,7 +87,7 @@ class Method:
         if self.key:
             own_methods.check_call(self.key, self.target, made, arguments, parameters, self.parameters)
             return made(*arguments, **parameters)
-        expected = signature(made)  # a partition's number of clients, say, is handed over by the program
+        expected = signature(made)  # which has not all: the number of clients, say, is the program's to hand over
         missing = expected.parameters.keys() - expected.bind_partial(*arguments, **parameters).arguments.keys()
         defaults = {name: self.parameters[name][1] for name in missing & self.parameters.keys()}
         return made(*arguments, **parameters, **{name: value for name, value in defaults.items() if value is not ...})
@@ -103,7 +103,7 @@ NEEDS = {
     "proxy": "samples of the server's own",
 }
 
-# What a method may be. The rules of what does not go together read this, and so does whoever counts memory.
+# What a method may be, as far as the rules of what does not go together must know.
 TRAITS = {
     "only_updates": "nothing of a client reaches the server but its update",
     "server_half": "its server half works with whole updates, as they were received",

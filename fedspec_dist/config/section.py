@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from copy import deepcopy
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import (
@@ -31,6 +32,10 @@ class Section(BaseModel):
     """A mapping of known keys, with their defaults; the default of a choice is a bare name."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, validate_default=True)
+
+    def at(self, dotted: str) -> Any:
+        """What stands at a key below."""
+        return reduce(getattr, dotted.split("."), self)
 
     @model_serializer(mode="wrap")
     def _serialized(self, whole: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
