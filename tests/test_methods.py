@@ -59,6 +59,13 @@ def test_what_is_not_given_is_the_default_of_the_line() -> None:
     assert clip.norm == 5.0
 
 
+def test_a_name_that_is_given_to_another_method_has_the_parameters_of_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(methods.AGGREGATORS, "mine", methods.method("mine:A"))
+    assert load(None, ["server.aggregator=mine"]).server.aggregator.parameters() == {}
+    monkeypatch.setitem(methods.AGGREGATORS, "mine", methods.method("mine:B", mu=(methods.Positive, 0.5)))
+    assert load(None, ["server.aggregator=mine"]).server.aggregator.parameters() == {"mu": 0.5}
+
+
 NAN, INF = float("nan"), float("inf")
 # Values outside what a parameter may be, as the papers and the formulas have it.
 REFUSED: dict[str, dict[str, list[Any]]] = {
