@@ -15,9 +15,10 @@ from pydantic import ValidationError
 from fedspec_dist.config.files import ConfigError, read, shortened, shown, split
 from fedspec_dist.config.messages import explain
 from fedspec_dist.config.overrides import Typed, expand_phases, merge, refuse_overruled, uniform
-from fedspec_dist.config.rules import check_combinations, refuse_unused
+from fedspec_dist.config.rules import check_combinations
 from fedspec_dist.config.schema import DEFAULTS, Config
 from fedspec_dist.config.trees import named
+from fedspec_dist.config.unused import refuse_unused
 
 _MAX_PROBLEMS = 10
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from inspect import signature
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
@@ -77,7 +78,7 @@ class Method:
         return self.needs | frozenset(getattr(made, "needs", ())) | frozenset(said)
 
     def build(self, *arguments: Any, **parameters: Any) -> Any:
-        """Call it.
+        """Call it; of ours, with the defaults of the line for what is not given.
 
         Raises:
             ValueError: a user's own is not there, or not as its family's are.
@@ -85,7 +86,11 @@ class Method:
         made = self.load()
         if self.key:
             own_methods.check_call(self.key, self.target, made, arguments, parameters, self.parameters)
-        return made(*arguments, **parameters)
+            return made(*arguments, **parameters)
+        expected = signature(made)  # which has not all: the number of clients, say, is the program's to hand over
+        missing = expected.parameters.keys() - expected.bind_partial(*arguments, **parameters).arguments.keys()
+        defaults = {name: self.parameters[name][1] for name in missing & self.parameters.keys()}
+        return made(*arguments, **parameters, **{name: value for name, value in defaults.items() if value is not ...})
 
 
 # What a method may need, and what then is meant. A server's method may also need statistics of the clients.
@@ -98,7 +103,7 @@ NEEDS = {
     "proxy": "samples of the server's own",
 }
 
-# What a method may be. The rules of what does not go together read this, and so does whoever counts memory.
+# What a method may be, as far as the rules of what does not go together must know.
 TRAITS = {
     "only_updates": "nothing of a client reaches the server but its update",
     "server_half": "its server half works with whole updates, as they were received",

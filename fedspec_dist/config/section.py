@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from copy import deepcopy
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import (
@@ -20,7 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from fedspec_dist.config import methods
-from fedspec_dist.config.methods import LATER, Family
+from fedspec_dist.config.methods import LATER, Family, Method
 from fedspec_dist.config.trees import named
 
 # The context in which a config is written down for its fingerprint: without later options that are at their defaults.
@@ -31,6 +32,10 @@ class Section(BaseModel):
     """A mapping of known keys, with their defaults; the default of a choice is a bare name."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, validate_default=True)
+
+    def at(self, dotted: str) -> Any:
+        """What stands at a key below."""
+        return reduce(getattr, dotted.split("."), self)
 
     @model_serializer(mode="wrap")
     def _serialized(self, whole: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
@@ -81,7 +86,7 @@ class _ChoiceOf:
 
     def __init__(self, family: Family) -> None:
         self._family = family
-        self._models: dict[str, type[Choice]] = {}
+        self._models: dict[str, tuple[Method, type[Choice]]] = {}  # with the line that it was made from
 
     def __call__(self, value: Any) -> Choice:
         value = named(value)
@@ -91,11 +96,13 @@ class _ChoiceOf:
         if name not in self._family.table:
             names = ", ".join(repr(known) for known in self._family.table)
             raise PydanticCustomError("choice_unknown", "allowed: {names}", {"names": names})
-        if name not in self._models:
-            self._models[name] = create_model(  # type: ignore[call-overload]
+        line, (known, model) = self._family.table[name], self._models.get(name, (None, Choice))
+        if known is not line:
+            model = create_model(  # type: ignore[call-overload]
                 name, __base__=Choice, type=(Literal[name], name), **self._family.parameters(name)
             )
-        return self._models[name].model_validate(value)
+            self._models[name] = line, model
+        return model.model_validate(value)
 
 
 def choice(key: str) -> BeforeValidator:

@@ -26,11 +26,11 @@ class LstmText(Network):
         num_outputs: int,
         *,
         vocabulary_size: int,
-        embedding: int = 64,
-        hidden: int = 128,
-        layers: int = 1,
-        dropout: float = 0.0,
-        outputs: str = "sequence",
+        embedding: int,
+        hidden: int,
+        layers: int,
+        dropout: float,
+        outputs: str,
     ) -> None:
         super().__init__()
         _require_sequences("lstm_text", input_shape)
@@ -111,12 +111,12 @@ class TransformerText(Network):
         num_outputs: int,
         *,
         vocabulary_size: int,
-        width: int = 64,
-        depth: int = 2,
-        heads: int = 4,
-        dropout: float = 0.0,
-        outputs: str = "sequence",
-        tie_embeddings: bool = False,
+        width: int,
+        depth: int,
+        heads: int,
+        dropout: float,
+        outputs: str,
+        tie_embeddings: bool,
     ) -> None:
         super().__init__()
         _require_sequences("transformer_text", input_shape)

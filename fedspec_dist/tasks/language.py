@@ -26,7 +26,7 @@ class Language(Task):
 
     num_sums: ClassVar[int] = 3
 
-    def __init__(self, ignore_index: int = -100) -> None:
+    def __init__(self, ignore_index: int) -> None:
         self.ignore_index = ignore_index
 
     def check(self, data: Any) -> None:
