@@ -10,6 +10,8 @@ from typing import Any
 
 from fedspec_dist.config.files import ConfigError
 from fedspec_dist.config.methods import FAMILIES, FILTER_COMMON, LOCAL_ALGORITHMS, TRAITS, Method, named_by
+from fedspec_dist.config.schema import Config, Phase
+from fedspec_dist.config.section import Choice
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,7 @@ class Rule:
     """`refuses(phase, config)` is true of a phase that cannot run; `key` is the setting to change, within the phase."""
 
     key: str
-    refuses: Callable[[Any, Any], bool]
+    refuses: Callable[[Phase, Config], bool]
     reason: str
 
 
@@ -26,15 +28,14 @@ _SMALLEST_LR = 1e-30
 _OF_RUN = {"task", "model", "clients.attack"}
 
 
-def _entry(key: str, phase: Any, config: Any) -> Method:
-    entry: Method = FAMILIES[key].table[_at(config if key in _OF_RUN else phase, key).type]
-    return entry
+def _entry(key: str, phase: Phase, config: Config) -> Method:
+    return FAMILIES[key].table[_at(config if key in _OF_RUN else phase, key).type]
 
 
-def _is(key: str, trait: str, phase: Any) -> bool:
+def _is(key: str, trait: str, phase: Phase) -> bool:
     """Whether the method that a phase has at `key` has a trait."""
     assert trait in TRAITS
-    return trait in _entry(key, phase, None).traits
+    return trait in FAMILIES[key].table[_at(phase, key).type].traits
 
 
 def _names(key: str, trait: str) -> str:
@@ -44,25 +45,25 @@ def _names(key: str, trait: str) -> str:
 def _without_classes(key: str) -> Rule:
     names = [name for name, entry in FAMILIES[key].table.items() if "classes" not in entry.needs]
 
-    def refuses(phase: Any, config: Any) -> bool:
+    def refuses(phase: Phase, config: Config) -> bool:
         task = _entry("task", phase, config)
         return task.is_ours and "classes" not in task.gives and "classes" in _entry(key, phase, config).needs
 
     return Rule(key, refuses, f"needs classes, which the task does not have; allowed with it: {', '.join(names)}")
 
 
-def _without_blocks(phase: Any, config: Any) -> bool:
+def _without_blocks(phase: Phase, config: Config) -> bool:
     """Of a user's own model it is not known."""
     model = _entry("model", phase, config)
     needed = "blocks" in _entry("server.aggregator", phase, config).needs
     return needed and model.is_ours and "blocks" not in model.gives
 
 
-def _counts_steps(phase: Any) -> bool:
+def _counts_steps(phase: Phase) -> bool:
     return _is("local.algorithm", "counts_steps", phase) or _is("server.aggregator", "counts_steps", phase)
 
 
-def _shrinks(phase: Any) -> bool:
+def _shrinks(phase: Phase) -> bool:
     return _is("server.aggregator", "shrinks", phase) or _is("server.weights", "shrinks", phase)
 
 
@@ -257,19 +258,19 @@ RULES = [
 ]
 
 
-def _chain(phase: Any) -> list[str]:
+def _chain(phase: Phase) -> list[str]:
     return [transform.type for transform in phase.server.transforms]
 
 
-def _too_few_for_krum(phase: Any, cohort_size: int) -> bool:
+def _too_few_for_krum(phase: Phase, cohort_size: int) -> bool:
     f = int(Fraction(str(getattr(phase.server.aggregator, "byzantine", 0))) * cohort_size)
     return f > 0 and cohort_size < 2 * f + 3
 
 
-def _account(key: str, holds: Callable[[Any, Any], bool], allowed: str) -> Rule:
+def _account(key: str, holds: Callable[[Phase, Config], bool], allowed: str) -> Rule:
     """What an account of the privacy spent takes for granted, see `server.transforms.privacy`."""
 
-    def refuses(phase: Any, config: Any) -> bool:
+    def refuses(phase: Phase, config: Config) -> bool:
         asked = any(getattr(transform, "delta", None) is not None for transform in phase.server.transforms)
         return asked and not holds(phase, config)
 
@@ -302,7 +303,7 @@ class Idle:
     """A key without effect in a phase of which `is_idle(phase, config)` is true."""
 
     keys: tuple[str, ...]
-    is_idle: Callable[[Any, Any], bool]
+    is_idle: Callable[[Phase, Config], bool]
     reason: str
 
 
@@ -321,7 +322,7 @@ def _with_schedule(key: str) -> Idle:
     )
 
 
-def _at(phase: Any, key: str) -> Any:
+def _at(phase: Phase | Config, key: str) -> Any:
     for part in key.split("."):
         phase = getattr(phase, part)
     return phase
@@ -347,7 +348,7 @@ IDLE = [
 ]
 
 
-def refuse_unused(config: Any, typed: Sequence[tuple[str, ...]]) -> None:
+def refuse_unused(config: Config, typed: Sequence[tuple[str, ...]]) -> None:
     """`typed` are the paths of single values that somebody typed for this very run; a file may state more than is used.
 
     Raises:
@@ -365,8 +366,8 @@ def refuse_unused(config: Any, typed: Sequence[tuple[str, ...]]) -> None:
                 raise ConfigError(f"{'.'.join(path)}: is not used, since {idle.reason}")
 
 
-def check_combinations(config: Any) -> None:
-    """`config` is a `Config` whose every key is sound by itself.
+def check_combinations(config: Config) -> None:
+    """Of a config whose every key is sound by itself.
 
     Raises:
         ConfigError: the first setting that does not go with the others.
@@ -398,7 +399,7 @@ def check_combinations(config: Any) -> None:
 _MAX_VALUES = 10**9
 
 
-def _check_size(dataset: Any) -> None:
+def _check_size(dataset: Choice) -> None:
     if dataset.type != "synthetic":
         return
     num_values = prod(dataset.shape) * (dataset.num_train + dataset.num_test)

@@ -110,14 +110,16 @@ class ParameterLayout:
 
 
 def with_parameters(module: nn.Module, layout: ParameterLayout, theta: Tensor, prefix: str = "") -> Callable[..., Any]:
-    """The module with its parameters taken from `theta [P]`, in which it is differentiable; the others are its own.
+    """The module with its parameters taken from `theta [P]`, and differentiable in these only; the others are its own.
 
     `prefix` is that of the layout's names in the module.
     """
     # One split, not a slice for each layer: the backward of a slice fills a whole [P] with zeros.
     parts = theta.split([segment.size for segment in layout.segments])
     shaped = {f"{prefix}{s.name}": part.reshape(s.shape) for s, part in zip(layout.segments, parts, strict=True)}
-    return lambda *inputs: functional_call(module, shaped, inputs)
+    # Those that train and are no part of theta, as where clients keep some of their own.
+    others = {n: p.detach() for n, p in module.named_parameters() if n not in shaped and p.requires_grad}
+    return lambda *inputs: functional_call(module, shaped | others, inputs)
 
 
 def joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedspec_dist.clients.vectors import widths
-from fedspec_dist.config import Config, Phase, methods
+from fedspec_dist.config import Choice, Config, Phase, methods
 from fedspec_dist.core.parameters import ParameterLayout
 from fedspec_dist.data.dataset import Examples
 from fedspec_dist.distributed.columns import Columns
@@ -156,9 +156,9 @@ def _training(phase: Phase, layout: ParameterLayout) -> int:
     return len(layout) + copies * _largest_form(phase.filter, layout)
 
 
-def _largest_form(choice: object, layout: ParameterLayout) -> int:
+def _largest_form(choice: Choice, layout: ParameterLayout) -> int:
     """Numbers in the layers of one shape, which are filtered together."""
-    if choice.type == "none":  # type: ignore[attr-defined]
+    if choice.type == "none":
         return 0
     forms: Counter[tuple[int, ...]] = Counter()
     for segment in filtered_layers(choice, layout):

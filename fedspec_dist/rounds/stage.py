@@ -13,15 +13,17 @@ from torch import Tensor, nn
 
 from fedspec_dist.clients.algorithms.base import LocalAlgorithm
 from fedspec_dist.clients.executors.base import BatchOf, ClientWork, Executor, Kept, Rows, Sent
-from fedspec_dist.clients.executors.batched import BatchedExecutor, groups, why_not_batched
+from fedspec_dist.clients.executors.batched import BatchedExecutor
+from fedspec_dist.clients.executors.groups import groups
 from fedspec_dist.clients.executors.sequential import SequentialExecutor
 from fedspec_dist.clients.statistics.base import Collector
 from fedspec_dist.clients.step import Filter, LocalMethods
 from fedspec_dist.clients.vectors import widths
-from fedspec_dist.config import Config, Phase, methods
+from fedspec_dist.config import Choice, Config, Phase, methods
 from fedspec_dist.core.batch import Batch
 from fedspec_dist.core.buffers import MovingBuffers, moving_buffers
 from fedspec_dist.core.cohort import Clients, Proxy
+from fedspec_dist.core.draws import keyed
 from fedspec_dist.core.parameters import ParameterLayout, Segment, joined
 from fedspec_dist.data.dataset import Dataset, Examples
 from fedspec_dist.data.images.augment import Augmentation
@@ -100,13 +102,13 @@ class Stage:
         batch_of = image_batches(self.augmentation, train) if federation.dataset.are_images else plain_batches(train)
         self.executor: Executor
         if config.runtime.executor == "batched":
-            private = self.layout.num_shared < len(self.layout)
-            if why := why_not_batched(module, local, self.task, names, private, acts_on_features(phase)):
-                raise ValueError(f"runtime.executor: got 'batched', but {why}; or choose sequential")
             size = config.runtime.clients_per_batch
-            self.executor = BatchedExecutor(
-                module, self.layout, self.task, local, batch_of, self.kept, size, statistics
-            )
+            batched = BatchedExecutor(module, self.layout, self.task, local, batch_of, self.kept, size, statistics)
+            with keyed(runtime.device, config.seed, "trial"):
+                why = batched.why_not(trial(federation.dataset), names, acts_on_features(phase))
+            if why:
+                raise ValueError(f"runtime.executor: got 'batched', but {why}; or choose sequential")
+            self.executor = batched
         else:
             self.executor = SequentialExecutor(
                 module, self.layout, self.task, local, batch_of, self.kept, self._moving, statistics
@@ -392,7 +394,7 @@ def acts_on_features(phase: Phase) -> bool:
     return "features" in methods.LOCAL_ALGORITHMS[phase.local.algorithm.type].all_needs()
 
 
-def filtered_layers(choice: Any, layout: ParameterLayout) -> list[Segment]:
+def filtered_layers(choice: Choice, layout: ParameterLayout) -> list[Segment]:
     """Those that match `layers` and have at least `min_size` entries and `min_dim` axes."""
     return [
         segment
@@ -401,7 +403,7 @@ def filtered_layers(choice: Any, layout: ParameterLayout) -> list[Segment]:
     ]
 
 
-def make_filter(choice: Any, layout: ParameterLayout) -> Filter:
+def make_filter(choice: Choice, layout: ParameterLayout) -> Filter:
     layers = filtered_layers(choice, layout)
     made: Filter = methods.FILTERS[choice.type].build(layers, **choice.parameters(without=methods.FILTER_COMMON))
     return made
@@ -413,5 +415,5 @@ def cut_columns(config: Config, phase: Phase, num_parameters: int, num_ranks: in
     return cut(num_parameters, num_ranks, max_rank(phase) * config.cohort_size(num_clients))
 
 
-def _make(table: Mapping[str, methods.Method], choice: Any) -> Any:
+def _make(table: Mapping[str, methods.Method], choice: Choice) -> Any:
     return table[choice.type].build(**choice.parameters())

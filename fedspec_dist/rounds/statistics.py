@@ -52,7 +52,7 @@ def asked(phase: Phase) -> list[Asked]:
     for key, choice in _server_methods(phase):
         for name in sorted(methods.FAMILIES[key].table[choice.type].all_needs() - methods.NEEDS.keys()):
             if name not in methods.STATISTICS:
-                allowed = ", ".join([*methods.NEEDS, *methods.STATISTICS])
+                allowed = ", ".join([*methods.STATISTICS, *methods.NEEDS])
                 raise ValueError(f"{key}: {choice.type} needs {name!r}; allowed: {allowed}")
             new = Asked(name, key, choice)
             _require_parameters(new)

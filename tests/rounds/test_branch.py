@@ -81,16 +81,21 @@ def test_branches_have_the_same_bits_at_any_number_of_ranks(tmp_path: Path) -> N
             assert all(same(found[name], expected[name]) for name in expected), num_ranks
 
 
-def test_what_a_method_draws_when_it_is_made_is_drawn_alike_in_a_branch(tmp_path: Path) -> None:
-    plugin = "plugins=[tests.rounds.random_methods]"
-    second = "server: {filter: random_plugin}"
-    whole = run_job(tiny([plugin, f"phases=[{{rounds: 1}}, {{rounds: 3, {second}}}]"]), tmp_path / "whole")
-    run_job(tiny(["rounds=1"]), tmp_path / "first")
+def _drawn_when_made(collectives: Collectives, folder: str) -> bool:
+    plugin, second = "plugins=[tests.rounds.random_methods]", "server: {filter: random_plugin}"
+    phases = f"phases=[{{rounds: 1}}, {{rounds: 3, {second}}}]"
+    whole = run_job(tiny([plugin, phases]), Path(folder) / "whole", collectives)
+    run_job(tiny(["rounds=1"]), Path(folder) / "first", collectives)
     # The second phase in three runs, each of which goes on with the one before.
     for name, source in ("1", "first"), ("2", "1"), ("3", "2"):
-        config = tiny([plugin, f"phases=[{{rounds: 1, {second}}}]", f"init={{run: {tmp_path}/{source}}}"])
-        last = run_job(config, tmp_path / name)
-    assert same(whole.model, last.model)
+        config = tiny([plugin, f"phases=[{{rounds: 1, {second}}}]", f"init={{run: {folder}/{source}}}"])
+        last = run_job(config, Path(folder) / name, collectives)
+    return same(whole.model, last.model)
+
+
+def test_what_a_method_draws_when_it_is_made_is_drawn_alike_in_a_branch(tmp_path: Path) -> None:
+    # In a process of its own: other tests walk through all methods that there are.
+    assert run_ranks(_drawn_when_made, 1, tmp_path, str(tmp_path)) == [True]
 
 
 def test_another_method_starts_without_memories(tmp_path: Path) -> None:

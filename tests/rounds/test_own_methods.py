@@ -23,6 +23,7 @@ from fedspec_dist.rounds.phases import check_patterns
 from fedspec_dist.rounds.stage import cut_columns
 from fedspec_dist.server.protocols import AnyLayers, Weights
 from fedspec_dist.server.weights.shares import Stateless
+from fedspec_dist.tasks.classification import Classification
 from tests.rounds.jobs import run_job, tiny
 
 RNG = np.random.default_rng(0)
@@ -408,3 +409,41 @@ def test_a_source_of_ones_own_is_known_by_its_content(tmp_path: Path) -> None:
     one, same, other = (MyData(tmp_path, False, seed).fingerprint() for seed in (0, 0, 1))
     assert one == same != other
     assert load(None).data.dataset.type == "digits"
+
+
+class Errors(Classification):
+    """How often it is wrong."""
+
+    headline = ("error", "min")
+
+    def summarize(self, sums: Tensor, num_samples: int) -> dict[str, float]:
+        return {"error": 1 - super().summarize(sums, num_samples)["accuracy"]}
+
+
+class Misnamed(Errors):
+    headline = ("mistakes", "min")
+
+
+class Undirected(Errors):
+    headline = "error"  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("made", "listed", "problem"),
+    [
+        (Misnamed, {}, r"^task: mine\w+ counts mistakes, but its `summarize` gives error; let it give"),
+        (Undirected, {}, r"^task: mine\w+ has headline 'error'; allowed is a pair such as \('mse', 'min'\)"),
+        (Errors, {"headline": ("error", "max")}, r"^task: mine\w+ has headline \('error', 'min'\) in its class and"),
+        (Errors, {"headline": ("error", "min")}, ""),
+    ],
+)
+def test_the_metric_that_counts_in_a_task(
+    made: type, listed: dict[str, Any], problem: str, register: Callable[..., str], tmp_path: Path
+) -> None:
+    config = tiny([f"task={register('task', made, listed)}"])
+    if problem:
+        with pytest.raises(ValueError, match=problem):
+            run_job(config, tmp_path)
+    else:
+        assert 0 <= run_job(config, tmp_path).records[-1]["test_error"] <= 1
+        assert config.headline() == ("test_error", "min")

@@ -298,7 +298,7 @@ def test_needs_are_announced(case: Case) -> None:
     }
     for name, bare in without.items():
         if name in AGGREGATORS[case.name].needs:
-            with pytest.raises((AssertionError, ValueError), match="needs|needed|no client sent"):
+            with pytest.raises((AssertionError, ValueError), match=rf"{case.name} needs|no client sent '{name}'"):
                 case.build().direction(bare)
         else:
             close(case.build().direction(bare).slice, case.expected(problem()))

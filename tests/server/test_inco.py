@@ -96,12 +96,18 @@ def test_convolutions_of_another_shape_are_left_alone() -> None:
     assert [target.name for target, _ in cross_layer_pairs([first, narrow, last])] == ["blocks.1.conv2.weight"]
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn", "cnn23k", "lenet", "vit_small"])
+@pytest.mark.parametrize("name", [name for name, row in MODELS.items() if not row.gives and not row.needs])
 def test_models_without_residual_stages_are_refused(name: str) -> None:
     layout = ParameterLayout(MODELS[name].build((3, 32, 32), 10))
     cohort = dense_cohort(torch.zeros(2, len(layout)), segments=layout.segments)
     with pytest.raises(ValueError, match=r"^server\.aggregator: inco mixes .* use model: resnet20"):
         InCo().direction(cohort)
+
+
+@pytest.mark.parametrize("name", ["resnet20", "resnet18"])
+def test_models_that_give_blocks_have_them(name: str) -> None:
+    assert "blocks" in MODELS[name].gives
+    assert cross_layer_pairs(ParameterLayout(MODELS[name].build((3, 8, 8), 10)).segments)
 
 
 def test_one_block_a_stage_is_refused() -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor, nn
 
 from fedspec_dist.clients.executors.base import ClientWork, Rows, Sent, largest_entry
@@ -54,9 +53,8 @@ class Statistic:
     `cohort.uploads[name] [K, width]`, float64, on every rank. One of a `matrix` gives eigenvalues `[r]` and rows
     `[r, P]` for `cohort.sketches`, and has a parameter `rank`, the most rows of a client.
 
-    The model is in eval mode, and gradients are recorded where `torch.enable_grad()` says so. What is drawn from the
-    global generators is keyed by seed, statistic, round and client. The parameters of a statistic are those that the
-    method which needs it has under the same names.
+    The model is in eval mode. What is drawn from the global generators is keyed by seed, statistic, round and client.
+    The parameters of a statistic are those that the method which needs it has under the same names.
     """
 
     when: ClassVar[Literal["before", "after"]] = "before"  # its training, at the model that it starts from or leaves
@@ -104,8 +102,7 @@ class Collector:
             if statistic.when != when:
                 continue
             draws = keyed(theta.device, sent.seed, f"statistic {name}", sent.round_index, work.client)
-            # Or Jacobians would be recorded for parameters that are a client's own, and train.
-            with torch.no_grad(), evaluating(self._module), draws:
+            with evaluating(self._module), draws:
                 try:
                     found = statistic.compute(theta, work.samples, sent.seed, sent.round_index)
                 except NonFiniteError:  # told to all ranks like an update that is not finite

@@ -20,7 +20,6 @@ class Gradient(Statistic):
         material, total = self.material, torch.zeros_like(theta)
         at = theta.detach().clone().requires_grad_()
         for _, batch in material.batches(samples):
-            with torch.enable_grad():
-                loss = material.task.loss(with_parameters(material.module, material.layout, at), batch)
+            loss = material.task.loss(with_parameters(material.module, material.layout, at), batch)
             total.add_(torch.autograd.grad(loss, at)[0], alpha=len(batch) / len(samples))
         return total

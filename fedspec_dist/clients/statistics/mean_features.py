@@ -39,7 +39,8 @@ class MeanFeatures(Statistic):
         material = self.material
         model = with_parameters(self._features, material.layout, theta, "network.")
         for index, batch in material.batches(samples):
-            features = batch.through(model).double()
+            with torch.no_grad():
+                features = batch.through(model).double()
             yield index, features.flatten(1, -2).mean(dim=1) if features.dim() > 2 else features
 
 
