@@ -185,7 +185,8 @@ def _suited(config: Config, dataset: Dataset) -> Dataset:
             if split.targets is not None
         )
         dataset = replace(dataset, train=train, test=test, num_groups=config.data.bins)
-    return dataset.astype(torch.float64) if config.runtime.dtype == "float64" else dataset
+    # Arrays of one's own may be in another: numpy's are float64 unless asked otherwise.
+    return dataset.astype(torch.float64 if config.runtime.dtype == "float64" else torch.float32)
 
 
 def _with_validation(config: Config, federation: Federation) -> Federation:

@@ -22,6 +22,7 @@ from fedspec_dist.rounds.federation import build_model, load_federation, suit
 from fedspec_dist.rounds.loop import Job, train
 from fedspec_dist.rounds.phases import Phases
 from fedspec_dist.runs.folder import RunFolder, write_text
+from fedspec_dist.runs.trackers.metrics import ClientsFile, ClientTracker
 
 # Six clients of different sizes, three a round, two or more batches each.
 TINY = (
@@ -111,7 +112,8 @@ def run_job(
     if rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(run_folder.config, config.to_yaml())
-    train(Job(config, runtime, federation, phases, run_folder, recorder), completed)
+    clients = ClientsFile(run_folder.clients, completed) if rank == 0 else ClientTracker()
+    train(Job(config, runtime, federation, phases, run_folder, recorder, client_tracker=clients), completed)
     # As in a run: rank 0 may still be writing the checkpoint that the others read next.
     collectives.all_gather(torch.zeros(1), "end of the training")
     model = {name: tensor.cpu().clone() for name, tensor in module.state_dict().items()}
