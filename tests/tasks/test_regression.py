@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd.functional import hessian
 from torch.nn import Identity
 
 from fedspec_dist.core.batch import Batch
@@ -72,22 +71,6 @@ def test_the_loss_is_in_the_type_of_the_model() -> None:
     loss.backward()
     assert outputs.grad is not None
     torch.testing.assert_close(outputs.grad, (2 / 8 * (outputs.detach() - targets.float())))
-
-
-@pytest.mark.parametrize("width", [1, 3])
-def test_the_curvature_is_the_hessian_of_a_samples_loss(width: int) -> None:
-    outputs, targets, tangents = drawn(5, width), drawn(5, width, centre=1.0), drawn(5, width, 4)
-    task = task_for(targets)
-    matrices = torch.stack(
-        [
-            hessian(lambda row, n=n: task.output_loss(row.unsqueeze(0), targets[n : n + 1]), outputs[n])  # type: ignore[misc]
-            for n in range(5)
-        ]
-    )
-    applied = task.curvature(outputs, tangents)
-    torch.testing.assert_close(applied, matrices @ tangents, rtol=0, atol=1e-13)
-    root = task.curvature_root(outputs, tangents)
-    torch.testing.assert_close(root.mT @ root, tangents.mT @ applied, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize(
