@@ -65,7 +65,8 @@ class Task:
         raise NotImplementedError
 
     def curvature(self, outputs: Tensor, tangents: Tensor) -> Tensor:
-        """`S_n T_n` for `tangents [B, C, l]`: `S_n [C, C]` is the Hessian of a sample's loss in its outputs."""
+        """`S_n T_n` for `tangents [B, C, l]`: `S_n [C, C]` is the Fisher matrix of a sample's outputs, which is the
+        Hessian of its loss up to a factor that all samples share."""
         raise NotImplementedError
 
     def curvature_root(self, outputs: Tensor, jacobian: Tensor) -> Tensor:
