@@ -21,11 +21,15 @@ from tests.rounds.jobs import Finished, run_job, tiny
 
 TOLERANCE = 1e-6
 HERE = "tests.clients.test_batched"
-BATCHABLE = ["fedavg", "fedcm", "feddc", "feddyn", "fedlc", "fedprox", "fedsam", "mofedsam", "scaffold"]
+ON_FEATURES = ["moon", "feddecorr", "fedrcl"]
 
 CASES = {
     **{f"filter {name}": [f"filter={name}"] for name in FILTERS},
-    **{f"local {name}": [f"local.algorithm={name}", "rounds=3"] for name in BATCHABLE},
+    **{
+        f"local {name}": [f"local.algorithm={name}", "rounds=3", *["server.aggregator=fednova"] * (name == "fednova")]
+        for name in LOCAL_ALGORITHMS
+        if name not in ON_FEATURES
+    },
     "FedLC where clients lack classes": [
         "local.algorithm=fedlc",
         "data.partition={type: shards, clients: 6, shards_per_client: 1}",
@@ -201,7 +205,7 @@ REFUSED = {
     "norm over the batch": ([f"model={{type: module, path: '{HERE}:Centred'}}"], "others of its batch"),
     "padding": ([f"model={{type: module, path: '{HERE}:Padded'}}"], "padding_idx"),
     "branches": ([f"model={{type: module, path: '{HERE}:Branches'}}"], "several clients at once"),
-    "features": (["local.algorithm=moon"], "compares samples"),
+    **{name: ([f"local.algorithm={name}"], "compares samples") for name in ON_FEATURES},
     "full gradients": (["local.algorithm={type: scaffold, option: 1}"], "gradients of a client"),
     "personal parts": (["server.shared=['conv*', 'norm*']", "local.keep=['fc.*']"], "share all of it"),
     "draws in a step": (["local.algorithm=draws"], "draws of one client"),
