@@ -191,17 +191,17 @@ _Outputs = Literal["sequence", "tokens"]
 _Depth = Annotated[int, Field(ge=1, le=100)]
 MODELS = {
     "mlp": method(
-        ".models.mlp:Mlp",
+        ".models.small:Mlp",
         hidden=(Annotated[list[Width], Field(max_length=1000), AfterValidator(_moderate)], [200, 200]),
         activation=(Annotated[Literal["relu", "tanh", "gelu"], LATER], "relu"),
     ),
     "cnn": method(
-        ".models.cnn:Cnn", norm=(_Norm, "group"), width=(Annotated[int, Field(ge=2, multiple_of=2, le=2048)], 16)
+        ".models.small:Cnn", norm=(_Norm, "group"), width=(Annotated[int, Field(ge=2, multiple_of=2, le=2048)], 16)
     ),
-    "cnn8k": method(".models.fipa_cnn:cnn8k"),
-    "cnn23k": method(".models.fipa_cnn:cnn23k"),
-    "cnn207k": method(".models.fipa_cnn:cnn207k"),
-    "lenet": method(".models.lenet:LeNet"),
+    "cnn8k": method(".models.small:cnn8k"),
+    "cnn23k": method(".models.small:cnn23k"),
+    "cnn207k": method(".models.small:cnn207k"),
+    "lenet": method(".models.small:LeNet"),
     "resnet20": method(".models.resnet:ResNet20", gives={"blocks"}, norm=(_Norm, "group")),
     "resnet18": method(
         ".models.resnet:ResNet18",

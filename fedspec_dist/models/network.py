@@ -1,11 +1,19 @@
-"""What every model is: features of the images, and a linear layer on them."""
+"""What every model is, features of the inputs and a linear layer on them, and what several models share."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional
+
+InputShape = tuple[int, int, int]
+"""Channels, height, width."""
+
+_NORMS = ("group", "batch", "none")
+_NUM_GROUPS = 2  # as everywhere in the federated-learning code (FedRCL, FL-Simulator, FIPA)
 
 
 class Network(nn.Module):
@@ -71,3 +79,38 @@ def record(levels: list[Tensor] | None, x: Tensor) -> Tensor:
     if levels is not None:
         levels.append(x)
     return x
+
+
+def normalisation(norm: str, channels: int) -> nn.Module:
+    """`GroupNorm(2, channels)`, `BatchNorm2d(channels)` or the identity.
+
+    Raises:
+        ValueError: any other name.
+    """
+    if norm not in _NORMS:
+        raise ValueError(f"model.norm: {norm!r} given; allowed: {', '.join(_NORMS)}")
+    if norm == "batch":
+        return nn.BatchNorm2d(channels)
+    return nn.GroupNorm(_NUM_GROUPS, channels) if norm == "group" else nn.Identity()
+
+
+def require_size(model: str, input_shape: InputShape, minimum: int) -> None:
+    """Raises ValueError when the image is too small for the model's pooling."""
+    _, height, width = input_shape
+    if min(height, width) < minimum:
+        raise ValueError(
+            f"model.type: {model} needs images of at least {minimum}x{minimum} pixels; "
+            f"the data set's are {height}x{width}"
+        )
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """In eval mode inside; afterwards every part is as it was, such as a backbone that its owner keeps in eval mode."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training

@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .layers import InputShape, normalisation
-from .network import Network, record
+from .network import InputShape, Network, normalisation, record
 
 _WIDTHS = (16, 32, 64)
 _BLOCKS_PER_STAGE = 3

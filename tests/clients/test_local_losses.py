@@ -15,8 +15,8 @@ from fedspec_dist.clients.algorithms.feddecorr import FedDecorr, decorrelation
 from fedspec_dist.clients.algorithms.fedlc import FedLC, calibrate, cross_entropy_among_others
 from fedspec_dist.clients.algorithms.fedrcl import FedRCL, contrast, relaxation, relaxed_contrastive
 from fedspec_dist.clients.algorithms.moon import Moon, contrastive
-from fedspec_dist.models.mlp import Mlp
 from fedspec_dist.models.network import Network
+from fedspec_dist.models.small import Mlp
 from tests import reference
 from tests.clients.harness import F64, START, Echo, a_client, toy, train
 

@@ -22,7 +22,7 @@ from fedspec_dist.core.parameters import ParameterLayout, Segment
 from fedspec_dist.data.batches import batch_bounds
 from fedspec_dist.filters.identity import Identity
 from fedspec_dist.filters.spectral import HighPass
-from fedspec_dist.models.cnn import Cnn
+from fedspec_dist.models.small import Cnn
 
 IMAGES = torch.randn(23, 8, 8, 1, generator=torch.Generator().manual_seed(0)).permute(0, 3, 1, 2)
 LABELS = torch.arange(23) % 3

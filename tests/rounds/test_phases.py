@@ -5,8 +5,8 @@ from torch import nn
 
 from fedspec_dist.config import load, methods
 from fedspec_dist.core.parameters import ParameterLayout
-from fedspec_dist.models.cnn import Cnn
 from fedspec_dist.models.resnet import ResNet20
+from fedspec_dist.models.small import Cnn
 from fedspec_dist.rounds.federation import load_federation
 from fedspec_dist.rounds.phases import check_patterns, phase_of_round
 from fedspec_dist.rounds.stage import make_filter
