@@ -17,7 +17,7 @@ _NUM_GROUPS = 2  # as everywhere in the federated-learning code (FedRCL, FL-Simu
 
 
 class Network(nn.Module):
-    """Class scores `classify(represent(images))`.
+    """Class scores `classify(represent(inputs))`.
 
     A model defines `backbone` and names the attribute of its last linear layer in `classifier`.
     """
@@ -28,33 +28,39 @@ class Network(nn.Module):
         super().__init__()
         self.projection: nn.Module = nn.Identity()
 
-    def backbone(self, images: Tensor, levels: list[Tensor] | None) -> Tensor:  # [B, C, H, W] -> [B, d]
+    def backbone(self, inputs: Tensor, levels: list[Tensor] | None) -> Tensor:  # [B, C, H, W] -> [B, d]
         """What the classifier gets where there is no projection; intermediate outputs go through `record`."""
         raise NotImplementedError
 
-    def represent(self, images: Tensor, levels: list[Tensor] | None = None) -> Tensor:  # [B, C, H, W] -> [B, d]
+    def represent(self, inputs: Tensor, levels: list[Tensor] | None = None) -> Tensor:  # [B, C, H, W] -> [B, d]
         """The features that the classifier gets.
 
         To `levels`, when given, the outputs of the stem and of each stage are appended, first to last, as they are
         before their activation: `[B, channels, H, W]`, of fully connected layers `[B, width]`.
         """
-        return self.projection(self.backbone(images, levels))
+        return self.projection(self.backbone(inputs, levels))
 
     def classify(self, features: Tensor) -> Tensor:  # [B, d] -> [B, num_classes]
         return getattr(self, self.classifier)(features)
 
-    def forward(self, images: Tensor) -> Tensor:  # [B, C, H, W] -> [B, num_classes]
-        return self.classify(self.represent(images))
+    def forward(self, inputs: Tensor) -> Tensor:  # [B, C, H, W] -> [B, num_classes]
+        return self.classify(self.represent(inputs))
 
     def add_projection(self, width: int) -> None:
         """Put a projection head of `width` outputs before the classifier, both with new random parameters.
 
         Raises:
-            ValueError: a width below 1.
+            ValueError: a width below 1, or a classifier whose weights are those of another layer too.
         """
         if width < 1:
             raise ValueError(f"model.projection: {width} given; allowed is at least 1, or null for none")
         old = getattr(self, self.classifier)
+        names = [name for name, part in self.named_parameters(remove_duplicate=False) if part is old.weight]
+        if len(names) > 1:
+            raise ValueError(
+                f"model.projection: {width} given, but {' and '.join(names)} are one, and a projection gives the last "
+                "layer another size; allowed: null, or untied weights"
+            )
         self.projection = Projection(old.in_features, width)
         setattr(self, self.classifier, nn.Linear(width, old.out_features, bias=old.bias is not None))
 

@@ -30,6 +30,7 @@ class Mlp(Network):
         *,
         hidden: Sequence[int] = (200, 200),
         activation: str = "relu",
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         if not isinstance(hidden, (list, tuple)) or any(not isinstance(w, int) or w < 1 for w in hidden):
@@ -39,13 +40,14 @@ class Mlp(Network):
         for inputs, outputs in pairwise(widths):
             layers += [nn.Linear(inputs, outputs), _ACTIVATIONS[activation]()]
         self.features = nn.Sequential(*layers)
+        self.dropout = nn.Dropout(dropout)
         self.fc = nn.Linear(widths[-1], num_classes)
 
     def backbone(self, images: Tensor, levels: list[Tensor] | None) -> Tensor:  # [B, C, H, W] -> [B, last width]
         x = images.flatten(1)
         for layer in self.features:
             x = layer(x if isinstance(layer, nn.Linear) else record(levels, x))
-        return x
+        return self.dropout(x)
 
 
 class Cnn(Network):
@@ -55,7 +57,9 @@ class Cnn(Network):
     any other size from 4x4: the mean takes what the pools leave.
     """
 
-    def __init__(self, input_shape: InputShape, num_classes: int, *, norm: str = "group", width: int = 16) -> None:
+    def __init__(
+        self, input_shape: InputShape, num_classes: int, *, norm: str = "group", width: int = 16, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         require_size("cnn", input_shape, 4)
         if not isinstance(width, int) or width < 2 or width % 2:
@@ -66,13 +70,14 @@ class Cnn(Network):
         self.norm2 = normalisation(norm, 2 * width)
         self.conv3 = nn.Conv2d(2 * width, 4 * width, 3, padding=1)
         self.norm3 = normalisation(norm, 4 * width)
+        self.dropout = nn.Dropout(dropout)
         self.fc = nn.Linear(4 * width, num_classes)
 
     def backbone(self, images: Tensor, levels: list[Tensor] | None) -> Tensor:  # [B, C, H, W] -> [B, 4 width]
         x = record(levels, self.norm1(self.conv1(images)))
         x = record(levels, self.norm2(self.conv2(functional.max_pool2d(functional.relu(x), 2))))
         x = record(levels, self.norm3(self.conv3(functional.max_pool2d(functional.relu(x), 2))))
-        return functional.relu(x).mean((2, 3))
+        return self.dropout(functional.relu(x).mean((2, 3)))
 
 
 class LeNet(Network):
@@ -84,7 +89,7 @@ class LeNet(Network):
 
     classifier: ClassVar[str] = "fc3"
 
-    def __init__(self, input_shape: InputShape, num_classes: int) -> None:
+    def __init__(self, input_shape: InputShape, num_classes: int, *, dropout: float = 0.0) -> None:
         super().__init__()
         require_size("lenet", input_shape, 16)
         channels, height, width = input_shape
@@ -92,13 +97,14 @@ class LeNet(Network):
         self.conv2 = nn.Conv2d(6, 16, 5)
         self.fc1 = nn.Linear(16 * _pooled(_pooled(height)) * _pooled(_pooled(width)), 120)
         self.fc2 = nn.Linear(120, 84)
+        self.dropout = nn.Dropout(dropout)
         self.fc3 = nn.Linear(84, num_classes)
 
     def backbone(self, images: Tensor, levels: list[Tensor] | None) -> Tensor:  # [B, C, H, W] -> [B, 84]
         x = functional.max_pool2d(functional.relu(record(levels, self.conv1(images))), 2)
         x = functional.max_pool2d(functional.relu(record(levels, self.conv2(x))), 2)
         x = functional.relu(record(levels, self.fc1(x.flatten(1))))
-        return functional.relu(record(levels, self.fc2(x)))
+        return self.dropout(functional.relu(record(levels, self.fc2(x))))
 
 
 def _pooled(size: int) -> int:
