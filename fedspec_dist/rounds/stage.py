@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from fedspec_dist.clients.algorithms.base import LocalAlgorithm
 from fedspec_dist.clients.executors.base import BatchOf, ClientWork, Executor, Kept, Rows, Sent
-from fedspec_dist.clients.executors.batched import BatchedExecutor, groups, why_not_batched
+from fedspec_dist.clients.executors.batched import BatchedExecutor
+from fedspec_dist.clients.executors.groups import groups
 from fedspec_dist.clients.executors.sequential import SequentialExecutor
 from fedspec_dist.clients.statistics.base import Collector
 from fedspec_dist.clients.step import Filter, LocalMethods
@@ -22,6 +23,7 @@ from fedspec_dist.config import Choice, Config, Phase, methods
 from fedspec_dist.core.batch import Batch
 from fedspec_dist.core.buffers import MovingBuffers, moving_buffers
 from fedspec_dist.core.cohort import Clients, Proxy
+from fedspec_dist.core.draws import keyed
 from fedspec_dist.core.parameters import ParameterLayout, Segment, joined
 from fedspec_dist.data.dataset import Dataset, Examples
 from fedspec_dist.data.images.augment import Augmentation
@@ -99,13 +101,13 @@ class Stage:
         batch_of = image_batches(self.augmentation, train) if federation.dataset.are_images else plain_batches(train)
         self.executor: Executor
         if config.runtime.executor == "batched":
-            private = self.layout.num_shared < len(self.layout)
-            if why := why_not_batched(module, local, self.task, names, private, acts_on_features(phase)):
-                raise ValueError(f"runtime.executor: got 'batched', but {why}; or choose sequential")
             size = config.runtime.clients_per_batch
-            self.executor = BatchedExecutor(
-                module, self.layout, self.task, local, batch_of, self.kept, size, statistics
-            )
+            batched = BatchedExecutor(module, self.layout, self.task, local, batch_of, self.kept, size, statistics)
+            with keyed(runtime.device, config.seed, "trial"):
+                why = batched.why_not(trial(federation.dataset), names, acts_on_features(phase))
+            if why:
+                raise ValueError(f"runtime.executor: got 'batched', but {why}; or choose sequential")
+            self.executor = batched
         else:
             self.executor = SequentialExecutor(
                 module, self.layout, self.task, local, batch_of, self.kept, self._moving, statistics

@@ -160,6 +160,9 @@ class SequentialExecutor:
     def _client(self, sent: Sent, work: ClientWork) -> Client:
         algorithm, num_steps = self._methods.algorithm, len(work.bounds)
         return Client(
+            ids=(work.client,),
+            round_index=sent.round_index,
+            seed=sent.seed,
             task_loss=self._task.output_loss,
             loss=lambda model, inputs, targets: self._task.loss(model, Batch(inputs, targets)),
             lr=sent.lr,
