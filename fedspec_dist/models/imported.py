@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-log = logging.getLogger(__name__)
 
 _NUM_GROUPS = 32  # as torchvision's and detectron's networks have them; fewer where they do not divide the channels
 
@@ -97,7 +93,7 @@ def torchvision(
             channels.
         stem: `cifar` begins a ResNet with a 3x3 convolution of stride 1 and no pool, for small images.
         pretrained: a file of weights, as `torch.save` or safetensors wrote the state of such a network. A first or
-            last layer of another shape starts anew, and the log says so. Nothing is downloaded.
+            last layer of another shape starts anew, as `notes` of the model then say. Nothing is downloaded.
 
     Raises:
         ValueError: there is no such network for classification, or a setting does not suit it.
@@ -115,7 +111,7 @@ def torchvision(
         extra = {"aux_logits": False, "init_weights": True}  # the second is their default, but not said they warn
     if name.startswith("vit_"):
         extra = _vit_size(name, height, width)
-    made: nn.Module = models.get_model(name, weights=None, num_classes=num_outputs, **extra)
+    made: Any = models.get_model(name, weights=None, num_classes=num_outputs, **extra)
     if stem == "cifar":
         if not isinstance(made, models.ResNet):
             raise ValueError(f"model.stem: got 'cifar' with {name}; allowed with it: imagenet (cifar is for ResNets)")
@@ -129,7 +125,7 @@ def torchvision(
         _with_group_norm(made)
     # Without storage, as where only its size is asked for, nothing can be loaded.
     if pretrained is not None and not next(made.parameters()).is_meta:
-        _load_pretrained(made, name, pretrained)
+        made.notes = _load_pretrained(made, name, pretrained)
     return made
 
 
@@ -159,7 +155,8 @@ def _put(made: nn.Module, name: str, part: nn.Module) -> None:
     setattr(made.get_submodule(parent), last, part)
 
 
-def _load_pretrained(made: nn.Module, name: str, path: str) -> None:
+def _load_pretrained(made: nn.Module, name: str, path: str) -> list[str]:
+    """What was not taken from the file, in sentences."""
     state = _read(path)
     wanted = made.state_dict()
     first, last = next(_convolutions(made))[0], list(wanted)[-1].rpartition(".")[0]
@@ -173,22 +170,23 @@ def _load_pretrained(made: nn.Module, name: str, path: str) -> None:
             "state of the same network, with the same norm, and for a vit images of the same size"
         )
     made.load_state_dict({key: value for key, value in state.items() if key in wanted and key not in other}, False)
+    notes = []
     if anew := [*other, *missing]:
-        log.info("model.pretrained: %s lacks, or has in other shapes, %s: these start anew", path, ", ".join(anew))
+        notes.append(f"model.pretrained: {path} lacks, or has in other shapes, {', '.join(anew)}: these start anew")
     if left := [key for key in state if key not in wanted]:
-        log.info("model.pretrained: %d tensors of %s have no place, such as %s", len(left), path, left[0])
+        notes.append(f"model.pretrained: {len(left)} tensors of {path} have no place, such as {left[0]}")
+    return notes
 
 
 def _read(path: str) -> dict[str, Tensor]:
     """Name -> tensor, with the names that torchvision's networks have now."""
     try:
-        file = Path(path).expanduser()
-        if file.suffix == ".safetensors":
+        if path.endswith(".safetensors"):
             from safetensors.torch import load_file
 
-            state: Any = load_file(file)
+            state: Any = load_file(path)
         else:
-            state = torch.load(file, map_location="cpu", weights_only=True)
+            state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of many kinds
         raise ValueError(
             f"model.pretrained: {path} cannot be read ({_reason(error)}); allowed: a file of weights alone, written by "
