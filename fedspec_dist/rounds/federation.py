@@ -179,7 +179,7 @@ def _suited(config: Config, dataset: Dataset) -> Dataset:
             if split.targets is not None
         )
         dataset = replace(dataset, train=train, test=test, num_groups=config.data.bins)
-    return dataset.astype(torch.float64) if config.runtime.dtype == "float64" else dataset
+    return dataset.astype(getattr(torch, config.runtime.dtype))  # what has it already is not copied
 
 
 def _with_validation(config: Config, federation: Federation) -> Federation:
