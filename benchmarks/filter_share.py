@@ -16,10 +16,10 @@ from benchmarks.spread import quartiles
 from fedspec_dist.clients.algorithms.fedavg import FedAvg
 from fedspec_dist.clients.optimizers import LocalSgd
 from fedspec_dist.clients.step import Filter, LocalMethods
+from fedspec_dist.config.methods import FILTERS
 from fedspec_dist.core.parameters import ParameterLayout
 from fedspec_dist.data.batches import batch_bounds
 from fedspec_dist.filters.identity import Identity
-from fedspec_dist.filters.spectral import HighPass
 
 # A client's first step also measures the filtered energy; more than one keeps that from weighing too much.
 _STEPS = 4
@@ -33,7 +33,7 @@ def measure_filter(module: nn.Module, batch_size: int, ratio: float, repeats: in
     second is far less noisy. All is processor time of this thread, which a busy machine disturbs less.
     """
     layout = ParameterLayout(module)
-    high_pass = HighPass(layout.segments, ratio)
+    high_pass = FILTERS["rfft"].build(layout.segments, ratio=ratio)
     without, filtered = (_one_client(module, kept, batch_size) for kept in (Identity(layout.segments), high_pass))
     gradient = torch.randn(len(layout), generator=torch.Generator().manual_seed(0))
     times = np.array([[_seconds(without), _seconds(filtered), _alone(high_pass, gradient)] for _ in range(repeats + 1)])
@@ -63,7 +63,7 @@ def _one_client(module: nn.Module, kept: Filter, batch_size: int) -> Callable[[]
     return lambda: client.train(work, theta, 0.01, update)
 
 
-def _alone(high_pass: HighPass, gradient: Tensor) -> float:
+def _alone(high_pass: Filter, gradient: Tensor) -> float:
     # The filter is a projection: applied again and again, the gradient neither vanishes nor grows.
     def steps() -> None:
         for _ in range(_STEPS):

@@ -64,6 +64,7 @@ def tables() -> dict[str, str]:
         "models": family(methods.MODELS, methods.MODEL_COMMON),
         "filters": family(methods.FILTERS, methods.FILTER_COMMON),
         "aggregators": family(methods.AGGREGATORS),
+        "statistics": statistics(),
         "transforms": family(methods.TRANSFORMS),
         "attacks": family(methods.ATTACKS, methods.ATTACK_COMMON),
         "weights": family(methods.WEIGHTS),
@@ -92,6 +93,11 @@ def tasks() -> str:
         metric, direction = methods.headline_of(name)
         rows.append([f"`{name}`", parameters(entry), summary(name, entry), f"{metric}, {direction}"])
     return markdown(["name", "parameters", "", "what counts"], rows)
+
+
+def statistics() -> str:
+    """Name, and what a client finds out; their parameters are those of who asks."""
+    return markdown(["name", ""], [[f"`{name}`", summary(name, entry)] for name, entry in methods.STATISTICS.items()])
 
 
 def local_methods() -> str:

@@ -45,9 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         file, overrides = split_arguments(options.config)
         if options.continue_from is not None:
-            if file is not None:
-                raise ConfigError(f"--continue-from: takes the config of that run; leave out {file}")
-            file, overrides = continued(options.continue_from, overrides)
+            file, overrides = continued(options.continue_from, file, overrides)
         config = load(file, overrides)
         if options.print_config:
             if is_first():

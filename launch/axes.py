@@ -34,7 +34,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from fedspec_dist.config import Config, ConfigError, load
 from fedspec_dist.config.files import read, shown, split
-from fedspec_dist.config.methods import Count, CountOrZero, NotNegative
+from fedspec_dist.config.methods import Count, CountOrZero, NotNegative, headline_of
 
 log = logging.getLogger(__name__)
 
@@ -124,9 +124,11 @@ class Tune(Over):
     grid_points: Count | None = None  # each first grid must have as many
     tolerance: NotNegative = 0.0
 
-    def metric_for(self, headline: tuple[str, str]) -> str:
-        """What the runs of the tuning are compared by: never the test set."""
-        return f"val_{(self.metric or headline[0]).partition('_')[2]}" if self.validates else str(self.metric)
+    def metric_for(self, config: Config) -> str:
+        """What the runs of a tuning are compared by; of what the config's results are tested on, never."""
+        if self.metric is None:
+            return f"val_{headline_of(config.task.type)[0]}"
+        return f"val_{self.metric.removeprefix('test_')}" if self.metric.startswith("test_") else self.metric
 
     @property
     def validates(self) -> bool:
@@ -267,18 +269,20 @@ def load_sweep(path: Path, more: Sequence[str] = ()) -> Sweep:
     problems = [f"{path}: {text}" for text in itertools.islice(_contradictions(file, more), _MAX_PROBLEMS)]
     if problems:
         raise ConfigError("\n".join(problems))
-    if file.tune is not None and (file.tune.metric or "").startswith("test_"):
+    metric = (file.tune.metric if file.tune is not None else None) or ""
+    if metric.startswith("test_"):
+        twin = f"val_{metric.removeprefix('test_')}"
         log.warning(
-            "%s: tune.metric: %s is of the samples that results are tested on; what is compared is its twin on "
-            "validation "
-            "samples, %s",
-            path,
-            file.tune.metric,
-            file.tune.metric_for(("", "max")),
+            "%s: tune.metric: %s is what results are tested by; settings are compared by %s", path, metric, twin
         )
     sweep = Sweep(
         path.stem, _cases(file, _find(file.config, path), more), [*file.seeds] if file.seeds else [None], file.tune
     )
+    if metric.startswith("client_") and any(c.config().data.partition.type == "natural" for c in sweep.cases):
+        raise ConfigError(
+            f"{path}: tune.metric: got {metric}, which with data.partition natural is of samples that results are "
+            "tested on; allowed with it: val_accuracy and the like, or train_loss"
+        )
     _check_runs(sweep)
     return sweep
 

@@ -17,7 +17,7 @@ from rich.text import Text
 from launch.axes import Run, as_override
 from launch.outcomes import DIVERGED, FAILED, FINISHED, PENDING
 from launch.record import write
-from launch.study import Progress, Study, sign_of, unique
+from launch.study import Progress, Study, unique
 
 # Of a run; `{}` is the metric that counts.
 _RESULTS = (
@@ -41,6 +41,7 @@ def rows(study: Study) -> list[dict[str, Any]]:
     progress = study.progress()
     runs = [("tuning", run) for item in progress for run in item.tuning]
     runs += [("result", run) for item in progress for run in item.final]
+    num_phases = max((len(run.config.phases) for _, run in runs), default=0)
     keys = list(dict.fromkeys(key for _, run in runs for key in (*run.point, *run.tuned)))
     return [
         {
@@ -50,8 +51,17 @@ def rows(study: Study) -> list[dict[str, Any]]:
             "seed": run.seed,
         }
         | _result(study, run)
+        | (_by_phase(study, run, num_phases) if num_phases > 1 else {})
         for stage, run in runs
     ]
+
+
+def _by_phase(study: Study, run: Run, num_phases: int) -> dict[str, Any]:
+    """Of runs in several phases, what each came to, as their summaries have it."""
+    found = study.outcome(run).summary.get("phases")
+    told = {part.get("phase"): part for part in found if isinstance(part, dict)} if isinstance(found, list) else {}
+    values = ("best", "mean", "last")
+    return {f"phases.{n}.{value}": told.get(n, {}).get(value) for n in range(num_phases) for value in values}
 
 
 def _value(run: Run, key: str) -> Any:
@@ -68,7 +78,7 @@ def _result(study: Study, run: Run) -> dict[str, Any]:
     values = (
         outcome.state,
         outcome.round,
-        run.config.rounds,
+        outcome.rounds_before + run.config.rounds,
         study.score(run),
         outcome.last(metric),
         best,
@@ -92,7 +102,7 @@ def as_csv(table: Sequence[dict[str, Any]]) -> str:
 
 def summary(study: Study) -> str:
     """Markdown: each case, its mean and standard deviation over seeds; best first, those with lacking seeds last."""
-    metric, last = study.final_metric()
+    (metric, _), last = study.headline(), study.last
     what = f"{metric}, mean of the last {last}" if last > 1 else f"last {metric}"
     tuned = study.sweep.tune is not None
     head = ["method", *(["tuned"] if tuned else []), what, "spread", "seeds"]
@@ -116,9 +126,9 @@ def _summary_row(study: Study, progress: Progress) -> tuple[tuple[bool, float], 
         f"{stdev(scores):.4f}" if len(scores) > 1 else "",
         seeds,
     ]
-    sign = sign_of(study.final_metric()[0], study.headline())
+    sign = study.sign(progress.case, tuning=False)
     if study.sweep.tune is not None:
-        cells += _verdict_cells(progress, study.tuning_sign())
+        cells += _verdict_cells(progress, study.sign(progress.case, tuning=True))
     return (len(scores) < len(study.sweep.seeds), -sign * mean(scores) if scores else 0.0), cells
 
 
@@ -164,9 +174,9 @@ def state_tables(study: Study, states: Mapping[Path, str]) -> list[Table]:
         if study.sweep.tune is None:
             cases.add_row(Text(str(item.case)), shown, "", "")
             continue
-        _, points, optimum = _verdict_cells(item, study.tuning_sign())
+        _, points, optimum = _verdict_cells(item, study.sign(item.case, tuning=True))
         cases.add_row(Text(str(item.case)), shown, points, Text(optimum))
-    runs = Table("run", "state", "round", "metric")
+    runs = Table("run", "state", "round", study.headline()[0].removeprefix("test_").replace("_", " "))
     runs.add_column("error or folder", overflow="fold")
     for run in study.known():
         if (name := state(run)) in (FINISHED, PENDING):
@@ -176,7 +186,7 @@ def state_tables(study: Study, states: Mapping[Path, str]) -> list[Table]:
         runs.add_row(
             Text(str(run)),
             name,
-            f"{outcome.round}/{run.config.rounds}",
+            f"{outcome.round}/{outcome.rounds_before + run.config.rounds}",
             "" if value is None else f"{value:.4f}",
             Text(outcome.error.splitlines()[-1] if name in (FAILED, DIVERGED) and outcome.error else str(run.folder)),
         )
@@ -188,7 +198,8 @@ def one_line(study: Study, run: Run) -> str:
     outcome = study.outcome(run)
     metric, _ = study.metric_of(run)
     score = study.score(run)
-    shown = f"{metric} {score:.4f}" if score is not None else f"after {outcome.round} of {run.config.rounds} rounds"
+    rounds = outcome.rounds_before + run.config.rounds
+    shown = f"{metric} {score:.4f}" if score is not None else f"after {outcome.round} of {rounds} rounds"
     return f"{outcome.state}: {run}: {shown}"
 
 

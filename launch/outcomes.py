@@ -31,6 +31,7 @@ class Outcome:
     summary: dict[str, Any] = field(default_factory=dict)
     error: str = ""
     headline: tuple[str, str] = ("test_accuracy", "max")  # the metric that counts, and its direction
+    rounds_before: int = 0  # of the run that it branched from; rounds are counted on from there
 
     @property
     def complete(self) -> bool:
@@ -97,19 +98,19 @@ def read_outcome(folder: Path, skips: bool = False) -> Outcome:
     files = RunFolder(folder)
     records = metrics.read(files.metrics)
     happened = events.read(files.events)
-    headline = events.headline(happened)
+    said: dict[str, Any] = {"headline": events.headline(happened), "rounds_before": events.rounds_before(happened)}
     if (summary := files.ended()) is not None:
         diverged = summary["status"] == DIVERGED
-        return Outcome(DIVERGED if diverged else FINISHED, records, summary, str(summary.get("reason", "")), headline)
+        return Outcome(DIVERGED if diverged else FINISHED, records, summary, str(summary.get("reason", "")), **said)
     if not happened and not files.logs.exists():
         return Outcome(PENDING)
     if in_use(folder):
-        return Outcome(RUNNING, records, headline=headline)
+        return Outcome(RUNNING, records, **said)
     end = events.last_end(happened)
     if end is None or end.name not in (events.FAILED, events.DIVERGED):
-        return Outcome(UNFINISHED, records, headline=headline)
+        return Outcome(UNFINISHED, records, **said)
     diverged = end.name == events.DIVERGED and not (skips and events.diverged_at_a_client(end))
-    return Outcome(DIVERGED if diverged else FAILED, records, error=end.message, headline=headline)
+    return Outcome(DIVERGED if diverged else FAILED, records, error=end.message, **said)
 
 
 def in_use(folder: Path) -> bool:

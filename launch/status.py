@@ -38,11 +38,12 @@ class Row:
     elapsed: str
     left: str
     error: str
+    headline: str = "test_accuracy"  # what `metric` is of
 
 
 _FILE_WIDTH = 500
 _ERROR_WIDTH = 240  # the whole of it is in the log and in attempts.jsonl
-COLUMNS = ("run", "state", "job", "round", "metric", "elapsed", "time left", "last error")
+COLUMNS = ("run", "state", "job", "round", "{}", "elapsed", "time left", "last error")
 
 
 def rows(run_folders: Iterable[Path]) -> list[Row]:
@@ -55,9 +56,11 @@ def rows(run_folders: Iterable[Path]) -> list[Row]:
 
 def _row(files: SubmissionFolder, record: Record | None, slurm: Mapping[str, queue.QueueState]) -> Row:
     state = _queue_state(record, slurm)
-    headline, _ = events.headline(events.read(RunFolder(files.run_folder).events))
+    happened = events.read(RunFolder(files.run_folder).events)
+    headline, _ = events.headline(happened)
     metrics = _last_metrics(files.run_folder / "metrics.jsonl", headline)
-    total, done = _rounds(files), int(metrics.get("round", 0))
+    before, own, done = events.rounds_before(happened), _rounds(files), int(metrics.get("round", 0))
+    total, seconds = before + own, metrics.get("seconds_mean")
     finished = files.finished()
     working = state if state and state.is_alive and not finished else None
     error = "" if finished else _error(files, record, state)
@@ -65,10 +68,11 @@ def _row(files: SubmissionFolder, record: Record | None, slurm: Mapping[str, que
         run=files.run_folder.name,
         state=_state_text(files, record, state),
         job_id=record.job_id if record else "",
-        rounds=f"{done}/{total}" if total else str(done),
+        rounds=f"{done}/{total}" if own else str(done),
         metric=f"{metrics['value']:.4f}" if metrics.get("value") is not None else "",
-        elapsed=working.elapsed if working else _duration(metrics.get("seconds_total")),
-        left=_time_left(working, total - done, metrics.get("seconds_mean")) if working else "",
+        headline=headline,
+        elapsed=working.elapsed if working else _duration(None if seconds is None else seconds * (done - before)),
+        left=_time_left(working, total - done, seconds) if working else "",
         error=error if len(error) <= _ERROR_WIDTH else f"{error[:_ERROR_WIDTH]}...",
     )
 
@@ -145,7 +149,6 @@ def _last_metrics(path: Path, headline: str) -> dict[str, Any]:
             seconds.append(_number(record.get("seconds_round")) or 0.0)
     if seconds:
         found["seconds_mean"] = sum(seconds) / len(seconds)
-        found["seconds_total"] = found["seconds_mean"] * found["round"]
     return found
 
 
@@ -178,9 +181,12 @@ def _duration(seconds: float | None) -> str:
 
 
 def table(found: Sequence[Row]) -> Table:
+    """The metric's column has its name, where all rows are of one."""
     shown = Table(title_justify="left")
+    headlines = {row.headline.removeprefix("test_").replace("_", " ") for row in found if row.metric}
+    metric = headlines.pop() if len(headlines) == 1 else "metric"
     for column in COLUMNS:
-        shown.add_column(column, overflow="fold", no_wrap=column not in ("time left", "last error"))
+        shown.add_column(column.format(metric), overflow="fold", no_wrap=column not in ("time left", "last error"))
     for row in found:
         cells = (row.run, row.state, row.job_id, row.rounds, row.metric, row.elapsed, row.left, row.error)
         shown.add_row(*(Text(cell) for cell in cells))  # brackets in an error are not markup

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedspec_dist.config import ConfigError
+from fedspec_dist.config.methods import headline_of
 from launch.axes import Case, Run, Sweep
 from launch.changes import Changes
 from launch.outcomes import Outcomes
@@ -73,19 +74,23 @@ class Study:
         """The metric that counts in these runs, and its direction."""
         return self.sweep.cases[0].config().headline()
 
-    def final_metric(self) -> tuple[str, int]:
-        """What the results are compared by: a metric, and how many last values its mean is of."""
-        return self.headline()[0], self.sweep.tune.last if self.sweep.tune else 1
-
     def metric_of(self, run: Run) -> tuple[str, int]:
-        """The same for a run: those of a tuning are compared on validation samples."""
+        """What it is compared by: a metric, and how many last values its mean is of."""
         tune = self.sweep.tune
-        return (tune.metric_for(self.headline()), tune.last) if run.tuning and tune else self.final_metric()
+        if run.tuning and tune is not None:
+            return tune.metric_for(run.config), tune.last
+        return run.config.headline()[0], self.last
 
-    def tuning_sign(self) -> int:
-        """1 where more of the tuning's metric is better, -1 where less is."""
-        assert self.sweep.tune is not None
-        return sign_of(self.sweep.tune.metric_for(self.headline()), self.headline())
+    @property
+    def last(self) -> int:
+        return self.sweep.tune.last if self.sweep.tune is not None else 1
+
+    def sign(self, case: Case, tuning: bool) -> int:
+        """1 where more of what its results are compared by, or its tuning, is better; -1 where less is."""
+        config, tune = case.config(), self.sweep.tune
+        if not tuning or tune is None:
+            return 1 if config.headline()[1] == "max" else -1
+        return sign_of(tune.metric_for(config), headline_of(config.task.type))
 
     def score(self, run: Run) -> float | None:
         return self.outcome(run).score(*self.metric_of(run))
@@ -124,7 +129,7 @@ class Study:
             if not all(self.outcome(run).complete for run in new.values()):
                 return runs, None
             scores = {point: self.score(run) for point, run in new.items()}
-            sign = self.tuning_sign()
+            sign = self.sign(case, tuning=True)
             told |= {point: None if score is None else sign * score for point, score in scores.items()}
         return runs, asked
 
@@ -137,11 +142,11 @@ def _changes_meaning(key: str, value: object, first: Sequence[object]) -> bool:
 
 
 def sign_of(metric: str, headline: tuple[str, str]) -> int:
-    """1 where more of a metric is better. Of others than the one that counts: losses and errors are better small."""
-    stem = metric.partition("_")[2]
-    if stem == headline[0].partition("_")[2]:
-        return 1 if headline[1] == "max" else -1
-    return 1 if stem.startswith(("accuracy", "r2")) else -1
+    """1 where more of a metric is better. Of others than the task's headline: losses and errors are better small."""
+    stem, (name, direction) = metric.partition("_")[2], headline
+    if stem in (name, f"{name}_mean", f"{name}_worst_decile"):
+        return 1 if direction == "max" else -1
+    return 1 if stem in ("accuracy", "r2") else -1
 
 
 def unique(runs: Iterable[Run]) -> list[Run]:

@@ -11,9 +11,11 @@ import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fedspec_dist.config import ConfigError, load, split_arguments
+from fedspec_dist.runs.branch import continued
 from launch.changes import Changes
 from launch.cluster import CLUSTERS
 from launch.commands import as_command, command
@@ -36,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _refuse_idle(vars(options))
         path, overrides = split_arguments(options.config)
+        if options.continue_from is not None:
+            path, overrides = continued(options.continue_from, path, overrides)
         given = overrides_of(vars(options))
         config = load(path, [*overrides, *given])
         # A local run has a limit only when somebody asks for one: its restarts would gain nothing.
@@ -139,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--dry-run", action="store_true", help="print the plan and the text for sbatch; submit nothing")
     add("--wait", action="store_true", help="until the job is over; exit 0 if the run finished")
     add("--follow", action="store_true", help="the same, showing rank 0's log")
+    add("--continue-from", type=Path, metavar="RUN", help="more rounds of a run, as fedspec_dist.main has it")
     add("--fresh", action="store_true", help="delete what the run folder has of this run")
     add(
         "--accept-changes",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import product
@@ -561,3 +562,29 @@ def centered_clipping(
             step += w * (u - point) * (min(1.0, radius / distance) if distance else 1.0)
         point = point + step
     return point
+
+
+def regression_scores(outputs: Tensor, targets: Tensor) -> dict[str, float]:
+    """Of outputs and targets `[n, D]`, value by value in float64, with the mean of the targets taken first."""
+    rows = list(zip(outputs.double().T.tolist(), targets.double().T.tolist(), strict=True))
+    squares = [sum((f - y) ** 2 for f, y in zip(*row, strict=True)) for row in rows]
+    absolutes = [sum(abs(f - y) for f, y in zip(*row, strict=True)) for row in rows]
+    spreads = [sum((y - sum(column) / len(column)) ** 2 for y in column) for _, column in rows]
+    shares = [1 - square / spread if spread else 0.0 for square, spread in zip(squares, spreads, strict=True)]
+    return {
+        "mse": sum(squares) / outputs.numel(),
+        "mae": sum(absolutes) / outputs.numel(),
+        "r2": sum(shares) / len(shares),
+    }
+
+
+def sequence_scores(outputs: Tensor, targets: Tensor, ignored: int) -> dict[str, float]:
+    """Of outputs `[..., V]` and targets `[...]`, place by place in float64, without those whose target is `ignored`."""
+    rows = outputs.double().reshape(-1, outputs.shape[-1]).tolist()
+    losses, hits = [], []
+    for row, target in zip(rows, targets.flatten().tolist(), strict=True):
+        if target != ignored:
+            losses.append(math.log(sum(math.exp(logit) for logit in row)) - row[target])
+            hits.append(row.index(max(row)) == target)
+    loss = sum(losses) / len(losses)
+    return {"loss": loss, "accuracy": sum(hits) / len(hits), "perplexity": math.exp(loss)}

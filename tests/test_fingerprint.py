@@ -103,11 +103,6 @@ def test_the_memory_of_sketches_decides_where_there_are_sketches() -> None:
         assert with_less.fingerprint() != load(None, settings).fingerprint()
 
 
-@pytest.mark.parametrize("name", methods.AGGREGATORS)
-def test_which_aggregators_use_sketches(name: str) -> None:
-    assert (name in methods.SKETCHING) == ("sketches" in methods.AGGREGATORS[name].load().needs)
-
-
 def test_of_a_plugins_aggregator_it_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(methods.AGGREGATORS, "mine", methods.method("my_module:Mine"))
     settings = ["server.aggregator=mine"]

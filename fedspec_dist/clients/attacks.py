@@ -41,7 +41,7 @@ class LabelFlip(Attack):
 class SignFlip(Attack):
     """The update becomes `-factor` times itself."""
 
-    def __init__(self, factor: float = 1.0) -> None:
+    def __init__(self, factor: float) -> None:
         self.factor = factor
 
     def spoil(self, update: Tensor, seed: int) -> None:
@@ -55,7 +55,7 @@ class Scale(Attack):
     replacement.
     """
 
-    def __init__(self, factor: float = 10.0) -> None:
+    def __init__(self, factor: float) -> None:
         self.factor = factor
 
     def spoil(self, update: Tensor, seed: int) -> None:
@@ -65,7 +65,7 @@ class Scale(Attack):
 class Gaussian(Attack):
     """Noise `N(0, std^2 I)` in place of the update, as in the experiments of Blanchard et al. (Krum, NeurIPS 2017)."""
 
-    def __init__(self, std: float = 1.0) -> None:
+    def __init__(self, std: float) -> None:
         self.std = std
 
     def spoil(self, update: Tensor, seed: int) -> None:

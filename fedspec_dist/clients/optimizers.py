@@ -78,9 +78,9 @@ class LocalAdam(LocalOptimizer):
         weight_decay: float = 0.0,
         clip_norm: float | None = None,
         *,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
+        beta1: float,
+        beta2: float,
+        epsilon: float,
     ) -> None:
         super().__init__(momentum, weight_decay, clip_norm)
         self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon

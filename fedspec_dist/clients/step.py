@@ -48,21 +48,19 @@ def local_step(
     """One step of `vectors.parameters [..., P]` along the batch's gradient, which is in `vectors.gradient`.
 
     Filter, correct, clip, weight decay, optimizer, all in place. `state` is the optimizer's. Outside `ranges` the
-    gradient counts as zero, and neither weight decay nor the optimizer's memory acts. Of a batch of clients, those that
-    are not `active [C]` (bool) stay where they are. With `measure`, the share of the gradient's energy that the filter
-    removes, `[...]`; else None.
+    gradient counts as zero, and neither weight decay nor the optimizer's memory acts. Of a batch of clients the same
+    holds where `active` is False: `[C, 1]`, for those that still have work, or `[C, P]`, for ranges of each client's
+    own. With `measure`, the share of the gradient's energy that the filter removes, `[...]`; else None.
     """
     gradient = vectors.gradient
-    if ranges is not None:
-        _clear_outside(gradient, ranges)
+    _clear_outside(gradient, ranges, active)
     removed = None
     if measure:
         removed = _filtered_and_measured(methods.filter, gradient)
     else:
         methods.filter(gradient)
     methods.algorithm.correct(vectors)
-    if ranges is not None:
-        _clear_outside(gradient, ranges)  # what a filter or a correction has put there
+    _clear_outside(gradient, ranges, active)  # what a filter or a correction has put there
     methods.optimizer.clip(gradient)
     whole = [(0, gradient.shape[-1])] if ranges is None else ranges
     before = None if active is None else [vectors.parameters, *state.values()]
@@ -76,11 +74,15 @@ def local_step(
             methods.optimizer.step(vectors.parameters[part], gradient[part], inside, lr)
     if active is not None and before is not None and kept is not None:
         for tensor, old in zip(before, kept, strict=True):
-            tensor.copy_(torch.where(active.view(-1, *[1] * (tensor.dim() - 1)), tensor, old))
+            tensor.copy_(torch.where(active, tensor, old))
     return removed
 
 
-def _clear_outside(gradient: Tensor, ranges: Sequence[tuple[int, int]]) -> None:
+def _clear_outside(gradient: Tensor, ranges: Ranges, active: Tensor | None) -> None:
+    if active is not None and active.shape == gradient.shape:
+        gradient.masked_fill_(~active, 0.0)
+    if ranges is None:
+        return
     last = 0
     for start, stop in [*ranges, (gradient.shape[-1], gradient.shape[-1])]:
         gradient[..., last:start].zero_()

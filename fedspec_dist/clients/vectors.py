@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+# Names of vectors as long as the model; or a width for each name, None for these.
+Uploads = Sequence[str] | Mapping[str, int | None]
+
 
 @dataclass(frozen=True)
 class LocalVectors:
@@ -24,7 +27,8 @@ class LocalVectors:
     constant: Tensor  # for what a method works out once per client and adds in every step
     own: Mapping[str, Tensor] = field(default_factory=dict)  # what this client kept since it last took part
     received: Mapping[str, Tensor] = field(default_factory=dict)  # what the server sent beside the model, [P]
-    uploads: Mapping[str, Tensor] = field(default_factory=dict)  # what goes to the server beside the update
+    # What goes to the server beside the update, zeros when a client begins; short vectors are [..., width].
+    uploads: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def allocate(
@@ -35,13 +39,22 @@ class LocalVectors:
         *,
         own: Sequence[str] = (),
         received: Sequence[str] = (),
-        uploads: Sequence[str] = (),
+        uploads: Uploads = (),
     ) -> LocalVectors:
-        def zeros() -> Tensor:
-            return torch.zeros(num_parameters, device=device, dtype=dtype)
+        def zeros(width: int | None = None) -> Tensor:
+            return torch.zeros(num_parameters if width is None else width, device=device, dtype=dtype)
 
-        named = ({name: zeros() for name in names} for names in (own, received, uploads))
-        return cls(zeros(), zeros(), zeros(), zeros(), zeros(), *named)
+        return cls(
+            *(zeros(), zeros(), zeros(), zeros(), zeros()),
+            own={name: zeros() for name in own},
+            received={name: zeros() for name in received},
+            uploads={name: zeros(width) for name, width in widths(uploads).items()},
+        )
+
+
+def widths(uploads: Uploads) -> dict[str, int | None]:
+    """Of what a local method sends beside the update, how many numbers; None: as many as the model has."""
+    return dict(uploads) if isinstance(uploads, Mapping) else dict.fromkeys(uploads)
 
 
 def add_scaled(vector: Tensor, other: Tensor, factor: float | Tensor) -> Tensor:

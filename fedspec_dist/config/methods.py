@@ -8,114 +8,78 @@ a test compares them with its signature.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from importlib import import_module
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from fedspec_dist.config import own_methods
+from fedspec_dist.config.method import (
+    LATER,
+    MAX_CLIENTS,
+    MAX_PARAMETERS,
+    MAX_SAMPLES,
+    MAX_WIDTH,
+    NEEDS,
+    TRAITS,
+    Classes,
+    Count,
+    CountOrZero,
+    Family,
+    Fraction,
+    Method,
+    NotNegative,
+    Number,
+    Patterns,
+    Positive,
+    Share,
+    Width,
+    method,
+    named_by,
+)
 
-# Bounds that every machine's are below, so that a slip of the keyboard is told before memory is asked for.
-MAX_COUNT = 2**31 - 1
-MAX_AMOUNT = 10**5  # of a client's epochs or steps in a round, whose batches are drawn together
-_MAX_CLIENTS = 10**7
-_MAX_SAMPLES = 10**8
-_MAX_WIDTH = 10**6
-MAX_PARAMETERS = 10**9  # 4 GB a vector, of which every rank has several
-_FLOAT32 = (1.1754944e-38, 3.4028235e38)  # the smallest normal number and the largest
-
-
-def _in_float32(value: float) -> float:
-    """What tensors of float32 would take for 0 or for infinity is not what was typed."""
-    if value and not _FLOAT32[0] <= abs(value) <= _FLOAT32[1]:
-        raise ValueError(f"must be 0 or a number that float32 has, from {_FLOAT32[0]:.2g} to {_FLOAT32[1]:.2g}")
-    return value
-
-
-Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
-CountOrZero = Annotated[int, Field(ge=0, le=MAX_COUNT)]
-Width = Annotated[int, Field(ge=1, le=_MAX_WIDTH)]
-Classes = Annotated[int, Field(ge=2, le=_MAX_WIDTH)]
-Number = Annotated[float, AfterValidator(_in_float32)]
-Positive = Annotated[float, Field(gt=0), AfterValidator(_in_float32)]
-NotNegative = Annotated[float, Field(ge=0), AfterValidator(_in_float32)]
-Share = Annotated[float, Field(gt=0, le=1), AfterValidator(_in_float32)]
-Fraction = Annotated[float, Field(ge=0, lt=1), AfterValidator(_in_float32)]
-Patterns = Annotated[list[str], Field(min_length=1, max_length=1000)]
-
-# Marks the type of an option that came after runs had been made. At its default, which is what those runs did, it has
-# no part in the hash that names a run's folder, so that they are found again.
-LATER = "later"
-
-
-@dataclass(frozen=True)
-class Method:
-    """`target` is `module:Class`, the module's name starting with a dot when it is of this package; `parameters` maps
-    a name to `(type with bounds, default)`."""
-
-    target: str
-    parameters: dict[str, tuple[Any, Any]]
-    key: str = ""  # of the family, for a method of a user's own
-    needs: frozenset[str] = frozenset()  # what it asks of task, data and model; see `NEEDS`
-    gives: frozenset[str] = frozenset()  # of a task: which of these it has
-    headline: tuple[str, str] | None = None  # of a task: the metric that counts, and whether `max` or `min` is better
-
-    @property
-    def is_ours(self) -> bool:
-        return self.target.startswith(".")
-
-    def load(self) -> Any:
-        """The class (or, for partitions and models, the function) that the line names."""
-        if self.key:
-            return own_methods.load(self.key, self.target)
-        module, _, name = self.target.partition(":")
-        return getattr(import_module(module, "fedspec_dist"), name)
-
-    def build(self, *arguments: Any, **parameters: Any) -> Any:
-        """Call it.
-
-        Raises:
-            ValueError: a user's own is not there, or not as its family's are.
-        """
-        made = self.load()
-        if self.key:
-            own_methods.check_call(self.key, self.target, made, arguments, parameters, self.parameters)
-        return made(*arguments, **parameters)
-
-
-# What a method may need, and what then is meant.
-NEEDS = {
-    "classes": "the targets are class numbers, one for each output of the model",
-    "features": "the model tells its features apart from its last layer: a `models.network.Network`",
-    "tokens": "the inputs are numbers of a vocabulary",
-}
-
-
-def method(
-    target: str,
-    /,
-    *,
-    needs: Iterable[str] = (),
-    gives: Iterable[str] = (),
-    headline: tuple[str, str] | None = None,
-    **parameters: tuple[Any, Any],
-) -> Method:
-    return Method(target, parameters, needs=frozenset(needs), gives=frozenset(gives), headline=headline)
+# What a plugin needs for its own line stands here.
+__all__ = [
+    "FAMILIES",
+    "LATER",
+    "NEEDS",
+    "TRAITS",
+    "Classes",
+    "Count",
+    "CountOrZero",
+    "Family",
+    "Fraction",
+    "Method",
+    "NotNegative",
+    "Number",
+    "Patterns",
+    "Positive",
+    "Share",
+    "Width",
+    "method",
+    "named_by",
+    "register",
+]
 
 
 def headline_of(task: str) -> tuple[str, str]:
-    """The metric of a task that counts, and whether `max` or `min` is better; a user's own names it in its class."""
-    entry = TASKS[task]
-    found: tuple[str, str] = entry.headline or entry.load().headline
-    return found
+    """The metric of a task that counts, and whether `max` or `min` is better; a user's own may name it in its class.
+
+    Raises:
+        ValueError: a user's own has none.
+    """
+    found: Any = TASKS[task].headline or TASKS[task].load().headline
+    if not (isinstance(found, (tuple, list)) and len(found) == 2 and found[1] in ("max", "min")):
+        raise ValueError(
+            f"task: {task} has headline {found!r}; allowed is a pair such as ('mse', 'min'): the metric that counts, "
+            "and whether max or min is better"
+        )
+    return str(found[0]), str(found[1])
 
 
 _PartOf = Annotated[float, Field(gt=0, lt=1)]
 _Size = Annotated[list[Width], Field(min_length=2, max_length=2)]
 _Names = Annotated[list[str], Field(min_length=1, max_length=10_000)]
-_Vocabulary = Annotated[int, Field(ge=3, le=_MAX_WIDTH)]
+_Vocabulary = Annotated[int, Field(ge=3, le=MAX_WIDTH)]
 _Length = Annotated[int, Field(ge=1, le=10**5)]
 # One file that is split, or two.
 _FILES: dict[str, tuple[Any, Any]] = dict.fromkeys(("path", "train", "test"), (str | None, None))
@@ -191,8 +155,8 @@ DATASETS = {
         ".data.images.synthetic:Synthetic",
         shape=(Annotated[list[Width], Field(min_length=3, max_length=3)], [3, 32, 32]),
         num_classes=(Classes, 10),
-        num_train=(Annotated[int, Field(ge=1, le=_MAX_SAMPLES)], 5000),
-        num_test=(Annotated[int, Field(ge=1, le=_MAX_SAMPLES)], 1000),
+        num_train=(Annotated[int, Field(ge=1, le=MAX_SAMPLES)], 5000),
+        num_test=(Annotated[int, Field(ge=1, le=MAX_SAMPLES)], 1000),
     ),
 }
 
@@ -238,9 +202,10 @@ MODELS = {
     "cnn23k": method(".models.fipa_cnn:cnn23k"),
     "cnn207k": method(".models.fipa_cnn:cnn207k"),
     "lenet": method(".models.lenet:LeNet"),
-    "resnet20": method(".models.resnet:ResNet20", norm=(_Norm, "group")),
+    "resnet20": method(".models.resnet:ResNet20", gives={"blocks"}, norm=(_Norm, "group")),
     "resnet18": method(
         ".models.resnet:ResNet18",
+        gives={"blocks"},
         norm=(_Norm, "batch"),
         width=(Annotated[int, Field(ge=2, multiple_of=2, le=2048)], 64),
     ),
@@ -273,12 +238,15 @@ MODELS = {
     ),
     "torchvision": method(
         ".models.imported:torchvision",
+        gives={"blocks"},
         name=(str, ...),
         norm=(Literal["batch", "group"], "batch"),
         stem=(Literal["cifar", "imagenet"], "imagenet"),
         pretrained=(str | None, None),
     ),
-    "module": method(".models.imported:module", path=(str, ...), arguments=(dict[str, Any] | None, None)),
+    "module": method(
+        ".models.imported:module", gives={"blocks"}, path=(str, ...), arguments=(dict[str, Any] | None, None)
+    ),
 }
 
 # What is learned: the loss, the metrics, and the curvature in the model's outputs.
@@ -301,20 +269,29 @@ _ADAM: dict[str, tuple[Any, Any]] = {
 }
 LOCAL_OPTIMIZERS = {
     "sgd": method(".clients.optimizers:LocalSgd"),
-    "adam": method(".clients.optimizers:LocalAdam", **_ADAM),
-    "adamw": method(".clients.optimizers:LocalAdamW", **_ADAM),
+    "adam": method(".clients.optimizers:LocalAdam", traits={"equal_steps"}, **_ADAM),
+    "adamw": method(".clients.optimizers:LocalAdamW", traits={"equal_steps"}, **_ADAM),
 }
 
 LOCAL_ALGORITHMS = {
-    "fedavg": method(".clients.algorithms.fedavg:FedAvg"),
-    "fedprox": method(".clients.algorithms.fedprox:FedProx", mu=(NotNegative, 0.01)),
-    "fednova": method(".clients.algorithms.fednova:FedNova", mu=(NotNegative, 0.0)),
-    "scaffold": method(".clients.algorithms.scaffold:Scaffold", option=(Literal[1, 2], 2)),
-    "feddyn": method(".clients.algorithms.feddyn:FedDyn", alpha=(NotNegative, 0.1)),
-    "feddc": method(".clients.algorithms.feddc:FedDC", alpha=(NotNegative, 0.01)),
-    "fedcm": method(".clients.algorithms.fedcm:FedCM", alpha=(Share, 0.1)),
+    "fedavg": method(".clients.algorithms.fedavg:FedAvg", traits={"only_updates"}),
+    "fedprox": method(".clients.algorithms.fedprox:FedProx", traits={"only_updates", "pulls"}, mu=(NotNegative, 0.01)),
+    "fednova": method(".clients.algorithms.fednova:FedNova", traits={"counts_steps", "pulls"}, mu=(NotNegative, 0.0)),
+    "scaffold": method(
+        ".clients.algorithms.scaffold:Scaffold", traits={"server_half", "counts_steps"}, option=(Literal[1, 2], 2)
+    ),
+    "feddyn": method(
+        ".clients.algorithms.feddyn:FedDyn", traits={"server_half", "sums_drift"}, alpha=(NotNegative, 0.1)
+    ),
+    "feddc": method(
+        ".clients.algorithms.feddc:FedDC",
+        traits={"server_half", "sums_drift", "counts_steps"},
+        alpha=(NotNegative, 0.01),
+    ),
+    "fedcm": method(".clients.algorithms.fedcm:FedCM", traits={"server_half", "counts_steps"}, alpha=(Share, 0.1)),
     "fedsam": method(
         ".clients.algorithms.fedsam:FedSAM",
+        traits={"only_updates"},
         rho=(NotNegative, 0.1),
         adaptive=(bool, False),
         eta=(NotNegative, 0.2),
@@ -322,22 +299,31 @@ LOCAL_ALGORITHMS = {
     ),
     "mofedsam": method(
         ".clients.algorithms.mofedsam:MoFedSAM",
+        traits={"server_half", "counts_steps"},
         alpha=(Share, 0.1),
         rho=(NotNegative, 0.1),
         filter_ascent=(Annotated[bool, LATER], False),
     ),
     "fedlc": method(
         ".clients.algorithms.fedlc:FedLC",
+        traits={"only_updates"},
         needs={"classes"},
         tau=(NotNegative, 1.0),
         denominator=(Literal["all", "others"], "all"),
     ),
-    "feddecorr": method(".clients.algorithms.feddecorr:FedDecorr", needs={"features"}, beta=(NotNegative, 0.1)),
+    "feddecorr": method(
+        ".clients.algorithms.feddecorr:FedDecorr", traits={"only_updates"}, needs={"features"}, beta=(NotNegative, 0.1)
+    ),
     "moon": method(
-        ".clients.algorithms.moon:Moon", needs={"features"}, mu=(NotNegative, 5.0), temperature=(Positive, 0.5)
+        ".clients.algorithms.moon:Moon",
+        traits={"only_updates"},
+        needs={"features"},
+        mu=(NotNegative, 5.0),
+        temperature=(Positive, 0.5),
     ),
     "fedrcl": method(
         ".clients.algorithms.fedrcl:FedRCL",
+        traits={"only_updates"},
         needs={"classes", "features"},
         temperature=(Positive, 0.05),
         threshold=(Annotated[float, Field(ge=-1, le=1)], 0.7),
@@ -389,13 +375,27 @@ FILTERS = {
     "gradient_centralization": method(".filters.centralization:GradientCentralization"),
 }
 
-# Aggregators of this package that use sketches of the clients' Fisher matrices.
-SKETCHING = {"fipa"}
+# What servers' methods may ask of clients besides their updates, by their `needs`; no key of the config chooses one.
+# Their parameters are those that the method which asks has under the same names.
+STATISTICS = {
+    "sketches": method(
+        ".clients.statistics.sketches:Sketches",
+        needs={"curvature"},
+        rank=(Count, ...),
+        oversampling=(CountOrZero, ...),
+        power_iterations=(CountOrZero, ...),
+    ),
+    "fisher_diagonal": method(".clients.statistics.fisher_diagonal:FisherDiagonal", needs={"curvature"}),
+    "gradient": method(".clients.statistics.gradient:Gradient"),
+    "mean_features": method(".clients.statistics.mean_features:MeanFeatures", needs={"features"}),
+    "class_features": method(".clients.statistics.mean_features:ClassFeatures", needs={"classes", "features"}),
+}
 AGGREGATORS = {
     "fedavg": method(".server.aggregators.fedavg:FedAvg"),
     "fedgh": method(".server.aggregators.fedgh:FedGH", mode=(Literal["pairwise", "snapshot"], "pairwise")),
     "fipa": method(
         ".server.aggregators.fipa:Fipa",
+        needs={"sketches"},
         rank=(Count, 20),
         oversampling=(CountOrZero, 10),
         power_iterations=(CountOrZero, 2),
@@ -404,22 +404,30 @@ AGGREGATORS = {
         convention=(Literal["released", "exact"], "released"),
         merge=(Literal["gram", "tsqr"], "gram"),
     ),
-    "fednova": method(".server.aggregators.fednova:FedNova"),
+    "fednova": method(".server.aggregators.fednova:FedNova", traits={"counts_steps"}),
     "fedlws": method(
         ".server.aggregators.fedlws:FedLws",
+        traits={"shrinks"},
         beta=(NotNegative, 0.03),
         min_tau=(NotNegative, 0.01),
         max_tau=(NotNegative, 0.2),
     ),
-    "inco": method(".server.aggregators.inco:InCo", clamp_max=(NotNegative, 5.0)),
-    "fisher_diagonal": method(".server.aggregators.fisher_diagonal:FisherDiagonal"),
-    "median": method(".server.aggregators.median:Median"),
+    "inco": method(".server.aggregators.inco:InCo", needs={"blocks"}, clamp_max=(NotNegative, 5.0)),
+    "fisher_diagonal": method(".server.aggregators.fisher_diagonal:FisherDiagonal", needs={"fisher_diagonal"}),
+    "median": method(".server.aggregators.median:Median", traits={"ignores_weights"}),
     "trimmed_mean": method(
-        ".server.aggregators.trimmed_mean:TrimmedMean", trim=(Annotated[float, Field(ge=0, lt=0.5)], 0.1)
+        ".server.aggregators.trimmed_mean:TrimmedMean",
+        traits={"ignores_weights"},
+        trim=(Annotated[float, Field(ge=0, lt=0.5)], 0.1),
     ),
-    "krum": method(".server.aggregators.krum:Krum", byzantine=(Annotated[float, Field(ge=0, lt=0.5)], 0.2)),
+    "krum": method(
+        ".server.aggregators.krum:Krum",
+        traits={"ignores_weights"},
+        byzantine=(Annotated[float, Field(ge=0, lt=0.5)], 0.2),
+    ),
     "multi_krum": method(
         ".server.aggregators.krum:MultiKrum",
+        traits={"ignores_weights"},
         byzantine=(Annotated[float, Field(ge=0, lt=0.5)], 0.2),
         keep=(Count | None, None),
     ),
@@ -449,6 +457,7 @@ WEIGHTS = {
     "samples": method(".server.weights.shares:Samples"),
     "feddisco": method(
         ".server.weights.feddisco:FedDisco",
+        traits={"own_weights"},
         needs={"classes"},
         a=(NotNegative, 0.5),
         b=(Number, 0.1),
@@ -457,6 +466,7 @@ WEIGHTS = {
     ),
     "fedawa": method(
         ".server.weights.fedawa:FedAwa",
+        traits={"own_weights", "from_updates"},
         optimizer=(Literal["adam", "sgd"], "adam"),
         lr=(Positive | None, None),
         weight_decay=(NotNegative | None, None),
@@ -465,6 +475,8 @@ WEIGHTS = {
     ),
     "fedlaw": method(
         ".server.weights.fedlaw:FedLaw",
+        needs={"proxy"},
+        traits={"own_weights", "from_updates", "shrinks"},
         epochs=(CountOrZero, 20),
         lr=(Positive, 0.01),
         batch_size=(Count, 128),
@@ -480,16 +492,17 @@ _DECAYING: dict[str, tuple[Any, Any]] = {
 }
 SERVER_OPTIMIZERS = {
     "sgd": method(".server.optimizers:Sgd", lr=(Positive, 1.0)),
-    "momentum": method(".server.optimizers:Momentum", lr=(Positive, 1.0), beta=(Fraction, 0.9)),
+    "momentum": method(".server.optimizers:Momentum", traits={"remembers"}, lr=(Positive, 1.0), beta=(Fraction, 0.9)),
     "adagrad": method(
         ".server.optimizers:Adagrad",
+        traits={"remembers"},
         lr=(Positive, 0.1),
         beta1=(Fraction, 0.0),
         tau=(Positive, 0.01),
         initial_accumulator=(NotNegative | None, None),
     ),
-    "adam": method(".server.optimizers:Adam", lr=(Positive, 0.01), **_DECAYING),
-    "yogi": method(".server.optimizers:Yogi", lr=(Positive, 0.01), **_DECAYING),
+    "adam": method(".server.optimizers:Adam", traits={"remembers"}, lr=(Positive, 0.01), **_DECAYING),
+    "yogi": method(".server.optimizers:Yogi", traits={"remembers"}, lr=(Positive, 0.01), **_DECAYING),
 }
 
 # What malicious clients do, for studies of how servers bear them.
@@ -502,7 +515,7 @@ ATTACKS = {
 }
 
 # Parameters that every method of a family has; they outlive a change of `type` in an override.
-PARTITION_COMMON: dict[str, tuple[Any, Any]] = {"clients": (Annotated[int, Field(ge=1, le=_MAX_CLIENTS)], 20)}
+PARTITION_COMMON: dict[str, tuple[Any, Any]] = {"clients": (Annotated[int, Field(ge=1, le=MAX_CLIENTS)], 20)}
 MODEL_COMMON: dict[str, tuple[Any, Any]] = {
     "projection": (Width | None, None),
     "buffers": (Annotated[Literal["aggregate", "local", "freeze"], LATER], "aggregate"),
@@ -513,17 +526,6 @@ FILTER_COMMON: dict[str, tuple[Any, Any]] = {
     "min_dim": (Annotated[Count, LATER], 1),
 }
 ATTACK_COMMON: dict[str, tuple[Any, Any]] = {"fraction": (Fraction, 0.2)}
-
-
-@dataclass(frozen=True)
-class Family:
-    """The methods that one key of the config chooses from, and the parameters that all of them have besides."""
-
-    table: dict[str, Method]
-    common: dict[str, tuple[Any, Any]]
-
-    def parameters(self, name: str) -> dict[str, tuple[Any, Any]]:
-        return {**self.common, **self.table[name].parameters}
 
 
 FAMILIES = {
@@ -551,19 +553,28 @@ def register(
     *,
     needs: Iterable[str] = (),
     gives: Iterable[str] = (),
+    traits: Iterable[str] = (),
+    headline: tuple[str, str] | None = None,
     **parameters: tuple[Any, Any],
 ) -> None:
     """Add a method of a user's own, from a module that the config names in `plugins`.
 
     `register("local.algorithm", "mine", "my_package.mine:Mine", mu=(Positive, 0.1))` makes
-    `local.algorithm: {type: mine, mu: 0.2}` known. `key` is one of `FAMILIES`; `needs`, and of a task `gives`, are
-    words of `NEEDS`.
+    `local.algorithm: {type: mine, mu: 0.2}` known. `key` is one of `FAMILIES`, or `statistics`, of which server methods
+    name what they need; `needs`, and of a task or a model `gives`, are words of `NEEDS`, `traits` of `TRAITS`. With a
+    task's `headline` here, too, sweeps on a machine without torch know it.
 
     Raises:
-        ValueError: there is no such family, or another method has the name.
+        ValueError: there is no such family, no such word, or another method has the name.
     """
-    if key not in FAMILIES:
-        raise ValueError(f"register: no family {key!r}; there are: {', '.join(FAMILIES)}")
-    table, added = FAMILIES[key].table, Method(target, parameters, key, frozenset(needs), frozenset(gives))
+    tables = {**{family: row.table for family, row in FAMILIES.items()}, "statistics": STATISTICS}
+    if key not in tables:
+        raise ValueError(f"register: no family {key!r}; there are: {', '.join(tables)}")
+    added = Method(target, parameters, key, frozenset(needs), frozenset(gives), frozenset(traits), headline)
+    for kind, given in (("needs", added.needs), ("gives", added.gives), ("traits", added.traits)):
+        known = [*TRAITS] if kind == "traits" else [*NEEDS, *STATISTICS]
+        if unknown := sorted(given - set(known)):
+            raise ValueError(f"register: {key} {name!r} {kind} {unknown[0]!r}; allowed: {', '.join(known)}")
+    table = tables[key]
     if table.setdefault(name, added).target != target:
         raise ValueError(f"register: {key} {name!r} is taken by {table[name].target}; choose another name")

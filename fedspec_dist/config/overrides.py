@@ -6,24 +6,21 @@ typed is one layer: the order of a method's name and its parameters does not mat
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 from fedspec_dist.config import methods
 from fedspec_dist.config.files import ConfigError, shown
+from fedspec_dist.config.schema import PHASE_SECTIONS, Data
+from fedspec_dist.config.trees import Path_, find, leaves, named
 
 # Where a bare name may stand for `{type: name}`.
 FAMILIES = {tuple(key.split(".")): family for key, family in methods.FAMILIES.items()}
 
-# What a phase may override.
-PHASE_SECTIONS = ("trainable", "local", "filter", "server")
-
 # Keys of `data` that belong to every data set; the others are parameters of the one that is named.
-DATA_COMMON = ("dataset", "root", "download", "partition", "augment", "holdout", "bins")
-
-Path_ = tuple[str, ...]
+DATA_COMMON = tuple(Data.model_fields)
 
 
 def split_arguments(words: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -47,11 +44,6 @@ def _is_file(word: str) -> bool:
         return Path(word).is_file()
     except (OSError, ValueError):
         return False
-
-
-def named(value: Any) -> Any:
-    """A bare name in the form of a mapping."""
-    return {"type": value} if isinstance(value, str) else value
 
 
 # ------------------------------------------------------------------------------------------ layers
@@ -168,23 +160,6 @@ def _is_place(part: str) -> bool:
     return part.isascii() and part.isdigit()
 
 
-def leaves(value: Any) -> Iterator[Path_]:
-    """The paths of the single values below."""
-    if not isinstance(value, dict):
-        yield ()
-        return
-    for key, item in value.items():
-        for leaf in leaves(item):
-            yield (str(key), *leaf)
-
-
-def find(tree: Any, parts: Collection[str]) -> Any:
-    """The value at a path, None where there is none."""
-    for part in parts:
-        tree = tree.get(part) if isinstance(tree, dict) else None
-    return tree
-
-
 def _nest(parts: Sequence[str], value: Any) -> dict[str, Any]:
     for part in reversed(parts):
         value = {part: value}
@@ -192,19 +167,6 @@ def _nest(parts: Sequence[str], value: Any) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------------ phases
-
-
-def difference(base: Mapping[str, Any], full: Mapping[str, Any]) -> dict[str, Any]:
-    """What to merge into `base` to have `full`; both are complete, with methods as mappings that have a `type`."""
-    changed: dict[str, Any] = {}
-    for key, value in full.items():
-        old = base.get(key)
-        if isinstance(value, dict) and isinstance(old, dict) and value.get("type") == old.get("type"):
-            if inner := difference(old, value):
-                changed[key] = inner
-        elif key not in base or value != old:
-            changed[key] = value
-    return changed
 
 
 def expand_phases(raw: dict[str, Any], rounds_given: bool) -> None:

@@ -38,12 +38,15 @@ FORMS = {
         ("initial_state", "clip", "step"),
         "fedspec_dist.clients.optimizers.LocalOptimizer",
     ),
+    "statistics": Form(
+        "material",
+        ("when", "is_matrix", "width", "compute", "working_bytes"),
+        "fedspec_dist.clients.statistics.base.Statistic",
+    ),
     "server.transforms": Form("", ("initial_state", "apply"), "fedspec_dist.server.transforms.clip.Clip"),
     "clients.attack": Form("", ("labels", "spoil"), "fedspec_dist.clients.attacks.Attack"),
-    "server.aggregator": Form("", ("needs", "check", "direction"), "fedspec_dist.server.protocols.AnyLayers"),
-    "server.weights": Form(
-        "", ("needs_proxy", "initial_state", "weigh"), "fedspec_dist.server.weights.shares.Stateless"
-    ),
+    "server.aggregator": Form("", ("check", "direction"), "fedspec_dist.server.protocols.AnyLayers"),
+    "server.weights": Form("", ("initial_state", "weigh"), "fedspec_dist.server.weights.shares.Stateless"),
     "server.optimizer": Form("", ("initial_state", "step"), "fedspec_dist.server.protocols.ServerOptimizer"),
 }
 

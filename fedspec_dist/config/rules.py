@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
-from typing import Any
 
 from fedspec_dist.config.files import ConfigError
-from fedspec_dist.config.methods import FAMILIES, FILTER_COMMON, LOCAL_ALGORITHMS, TASKS
+from fedspec_dist.config.methods import FAMILIES, LOCAL_ALGORITHMS, TRAITS, Method, named_by
+from fedspec_dist.config.schema import Config, Phase
+from fedspec_dist.config.section import Choice
 
 
 @dataclass(frozen=True)
@@ -17,79 +18,78 @@ class Rule:
     """`refuses(phase, config)` is true of a phase that cannot run; `key` is the setting to change, within the phase."""
 
     key: str
-    refuses: Callable[[Any, Any], bool]
+    refuses: Callable[[Phase, Config], bool]
     reason: str
 
 
-# Local methods whose server adds the mean over all clients of what they have drifted so far.
-_STATEFUL_MEANS = {"feddyn", "feddc"}
-_LEARNED_WEIGHTS = {"feddisco", "fedawa", "fedlaw"}
-_LEARNED_FROM_UPDATES = {"fedawa", "fedlaw"}
-_WITHOUT_WEIGHTS = {"median", "trimmed_mean", "krum", "multi_krum"}
-# Their server halves work with the updates as they were received.
-_WITH_SERVER_HALVES = {"scaffold", "feddyn", "feddc", "fedcm", "mofedsam"}
-# Nothing of a client reaches the server but its update.
-_ONLY_UPDATES = ("fedavg", "fedprox", "fedsam", "fedlc", "feddecorr", "moon", "fedrcl")
-_WITH_MEMORY = {"momentum", "adagrad", "adam", "yogi"}
 _SMALLEST_LR = 1e-30
-_ON_FEATURES = {name for name, made in LOCAL_ALGORITHMS.items() if "features" in made.needs}
-_NO_STEPS = "adam", "adamw"
-# Whose formulas are of the length of a client's way: its steps times the learning rate.
-_WITH_STEPS = {"fednova", *_WITH_SERVER_HALVES} - {"feddyn"}
-_WITHOUT_BLOCKS = {"mlp", "cnn", "cnn8k", "cnn23k", "cnn207k", "lenet"}
+# How a chosen method is found in a phase or, of those that all phases share, in the config.
+_OF_RUN = {"task", "model", "clients.attack"}
 
 
-def _needs_classes(phase: Any, config: Any) -> list[tuple[str, str]]:
-    """Keys and names of the methods that do."""
-    chosen = [("local.algorithm", phase.local.algorithm), ("server.weights", phase.server.weights)]
-    chosen.append(("clients.attack", config.clients.attack))
-    return [(key, choice.type) for key, choice in chosen if "classes" in FAMILIES[key].table[choice.type].needs]
+def _entry(key: str, phase: Phase, config: Config) -> Method:
+    return FAMILIES[key].table[(config if key in _OF_RUN else phase).at(key).type]
+
+
+def _is(key: str, trait: str, phase: Phase) -> bool:
+    """Whether the method that a phase has at `key` has a trait."""
+    assert trait in TRAITS
+    return trait in FAMILIES[key].table[phase.at(key).type].traits
+
+
+def _names(key: str, trait: str) -> str:
+    return ", ".join(sorted(named_by(FAMILIES[key].table, trait)))
 
 
 def _without_classes(key: str) -> Rule:
-    names = [name for name, made in FAMILIES[key].table.items() if "classes" not in made.needs]
+    names = [name for name, entry in FAMILIES[key].table.items() if "classes" not in entry.needs]
 
-    def refuses(phase: Any, config: Any) -> bool:
-        task = TASKS[config.task.type]
-        return task.is_ours and "classes" not in task.gives and key in dict(_needs_classes(phase, config))
+    def refuses(phase: Phase, config: Config) -> bool:
+        task = _entry("task", phase, config)
+        return task.is_ours and "classes" not in task.gives and "classes" in _entry(key, phase, config).needs
 
     return Rule(key, refuses, f"needs classes, which the task does not have; allowed with it: {', '.join(names)}")
 
 
-def _shrinks(phase: Any) -> bool:
-    return phase.server.aggregator.type == "fedlws" or phase.server.weights.type == "fedlaw"
+def _without_blocks(phase: Phase, config: Config) -> bool:
+    """Of a user's own model it is not known."""
+    model = _entry("model", phase, config)
+    needed = "blocks" in _entry("server.aggregator", phase, config).needs
+    return needed and model.is_ours and "blocks" not in model.gives
+
+
+def _counts_steps(phase: Phase) -> bool:
+    return _is("local.algorithm", "counts_steps", phase) or _is("server.aggregator", "counts_steps", phase)
+
+
+def _shrinks(phase: Phase) -> bool:
+    return _is("server.aggregator", "shrinks", phase) or _is("server.weights", "shrinks", phase)
 
 
 RULES = [
     *(_without_classes(key) for key in ("local.algorithm", "server.weights", "clients.attack")),
     Rule(
         "local.momentum",
-        lambda phase, _: phase.local.momentum > 0 and phase.local.optimizer.type in _NO_STEPS,
+        lambda phase, _: phase.local.momentum > 0 and _is("local.optimizer", "equal_steps", phase),
         "is of local.optimizer: sgd; adam and adamw have beta1; allowed with them: 0",
     ),
     Rule(
         "local.optimizer",
-        lambda phase, _: (
-            phase.local.optimizer.type in _NO_STEPS
-            and (phase.local.algorithm.type in _WITH_STEPS or phase.server.aggregator.type == "fednova")
-        ),
+        lambda phase, _: _is("local.optimizer", "equal_steps", phase) and _counts_steps(phase),
         "got one whose steps are as long whatever the gradient, with a method that divides a client's update by its "
-        f"steps to get a gradient: {', '.join(sorted(_WITH_STEPS))}; allowed with them: sgd",
+        f"steps to get a gradient: {_names('local.algorithm', 'counts_steps')}; allowed with them: sgd",
     ),
     Rule(
         "server.shared",
-        lambda phase, _: phase.server.shared != ["*"] and phase.local.algorithm.type in _WITH_SERVER_HALVES,
+        lambda phase, _: phase.server.shared != ["*"] and _is("local.algorithm", "server_half", phase),
         "got a part of the model with a local.algorithm whose server half takes whole updates: "
-        f"{', '.join(sorted(_WITH_SERVER_HALVES))}; allowed with them: ['*']",
+        f"{_names('local.algorithm', 'server_half')}; allowed with them: ['*']",
     ),
     Rule(
         "local.schedule",
-        lambda phase, _: (
-            bool(phase.local.schedule)
-            and (phase.local.algorithm.type in _WITH_STEPS or phase.server.aggregator.type == "fednova")
-        ),
+        lambda phase, _: bool(phase.local.schedule) and _counts_steps(phase),
         "got epochs in which parts of the model train, with a method that counts a client's steps: "
-        f"{', '.join(sorted(_WITH_STEPS))}; allowed with them: []",
+        f"{_names('local.algorithm', 'counts_steps')}; allowed with them: []",
     ),
     Rule(
         "local.steps",
@@ -110,7 +110,7 @@ RULES = [
     ),
     Rule(
         "server.aggregator",
-        lambda phase, _: phase.server.aggregator.type == "fednova" and phase.local.algorithm.type in _STATEFUL_MEANS,
+        lambda phase, _: phase.server.aggregator.type == "fednova" and _is("local.algorithm", "sums_drift", phase),
         "got 'fednova' with a local.algorithm whose server adds the clients' mean drift, which is of whole updates and "
         "does not fit normalised ones; allowed with feddyn and feddc: any other aggregator",
     ),
@@ -120,20 +120,21 @@ RULES = [
             phase.server.aggregator.type == "fednova"
             and phase.local.momentum > 0
             and getattr(phase.local.algorithm, "mu", 0) > 0
-            and phase.local.algorithm.type in ("fednova", "fedprox")
+            and _is("local.algorithm", "pulls", phase)
         ),
         "got a momentum together with mu > 0 and server.aggregator: fednova: the normaliser of a step is known for one "
         "of them only; allowed: momentum 0, or mu 0",
     ),
     Rule(
         "server.aggregator",
-        lambda phase, config: phase.server.aggregator.type == "inco" and config.model.type in _WITHOUT_BLOCKS,
-        "got 'inco', which needs stages of residual blocks; allowed with it: model resnet20",
+        _without_blocks,
+        "got 'inco', which needs stages of residual blocks; allowed with it: model "
+        + ", ".join(name for name, entry in FAMILIES["model"].table.items() if "blocks" in entry.gives),
     ),
     Rule(
         "server.weights",
         lambda phase, _: (
-            phase.server.aggregator.type in _WITHOUT_WEIGHTS and phase.server.weights.type in _LEARNED_WEIGHTS
+            _is("server.aggregator", "ignores_weights", phase) and _is("server.weights", "own_weights", phase)
         ),
         "got a weighting with an aggregator that ignores weights; allowed with median, trimmed_mean, krum and "
         "multi_krum: uniform, samples (which are ignored)",
@@ -157,13 +158,13 @@ RULES = [
     ),
     Rule(
         "server.transforms",
-        lambda phase, _: "clip" in _chain(phase) and phase.local.algorithm.type in _WITH_SERVER_HALVES,
+        lambda phase, _: "clip" in _chain(phase) and _is("local.algorithm", "server_half", phase),
         "got clip with a local.algorithm whose server half takes the updates as they were received, however long: "
-        f"{', '.join(sorted(_WITH_SERVER_HALVES))}; allowed with them: no clip and no noise",
+        f"{_names('local.algorithm', 'server_half')}; allowed with them: no clip and no noise",
     ),
     Rule(
         "server.weights",
-        lambda phase, _: "clip" in _chain(phase) and phase.server.weights.type in _LEARNED_FROM_UPDATES,
+        lambda phase, _: "clip" in _chain(phase) and _is("server.weights", "from_updates", phase),
         "got weights that are learned from the updates as they were received, with server.transforms that clip them so "
         "that none counts for more; allowed with clip: uniform, samples, feddisco",
     ),
@@ -174,13 +175,13 @@ RULES = [
     ),
     Rule(
         "server.optimizer",
-        lambda phase, _: _shrinks(phase) and phase.server.optimizer.type in _WITH_MEMORY,
+        lambda phase, _: _shrinks(phase) and _is("server.optimizer", "remembers", phase),
         "got one that remembers or rescales directions with fedlws or fedlaw, which shrink the model: the shrinking "
         "would be repeated or rescaled like a gradient; allowed with them: sgd",
     ),
     Rule(
         "server.optimizer",
-        lambda phase, _: phase.local.algorithm.type in _STATEFUL_MEANS and phase.server.optimizer.type in _WITH_MEMORY,
+        lambda phase, _: _is("local.algorithm", "sums_drift", phase) and _is("server.optimizer", "remembers", phase),
         "got one that remembers or rescales directions with feddyn or feddc, whose direction holds the sum of all "
         "earlier drifts: it would be summed twice, and diverges; allowed with them: sgd",
     ),
@@ -206,7 +207,7 @@ RULES = [
     Rule(
         "local.algorithm",
         lambda phase, config: (
-            phase.local.algorithm.type in _ON_FEATURES
+            "features" in _entry("local.algorithm", phase, config).needs
             and getattr(config.model, "hidden", None) == []
             and (config.model.projection is None or phase.local.algorithm.type == "fedrcl")
         ),
@@ -231,7 +232,7 @@ RULES = [
         "local.algorithm.mu",
         lambda phase, _: (
             phase.server.aggregator.type == "fednova"
-            and phase.local.algorithm.type in ("fednova", "fedprox")
+            and _is("local.algorithm", "pulls", phase)
             and phase.local.lr * phase.local.algorithm.mu >= 2
         ),
         "got a pull with local.lr * mu >= 2, which steps past the global model and further: FedNova's normaliser "
@@ -256,19 +257,19 @@ RULES = [
 ]
 
 
-def _chain(phase: Any) -> list[str]:
+def _chain(phase: Phase) -> list[str]:
     return [transform.type for transform in phase.server.transforms]
 
 
-def _too_few_for_krum(phase: Any, cohort_size: int) -> bool:
+def _too_few_for_krum(phase: Phase, cohort_size: int) -> bool:
     f = int(Fraction(str(getattr(phase.server.aggregator, "byzantine", 0))) * cohort_size)
     return f > 0 and cohort_size < 2 * f + 3
 
 
-def _account(key: str, holds: Callable[[Any, Any], bool], allowed: str) -> Rule:
+def _account(key: str, holds: Callable[[Phase, Config], bool], allowed: str) -> Rule:
     """What an account of the privacy spent takes for granted, see `server.transforms.privacy`."""
 
-    def refuses(phase: Any, config: Any) -> bool:
+    def refuses(phase: Phase, config: Config) -> bool:
         asked = any(getattr(transform, "delta", None) is not None for transform in phase.server.transforms)
         return asked and not holds(phase, config)
 
@@ -277,14 +278,16 @@ def _account(key: str, holds: Callable[[Any, Any], bool], allowed: str) -> Rule:
 
 RULES += [
     _account("phases", lambda _, config: not config.phases, "one phase, since a new one counts anew"),
-    _account("server.transforms", lambda phase, _: _chain(phase) == ["clip", "noise"], "[clip, noise], nothing else"),
+    _account(
+        "server.transforms", lambda phase, _: " ".join(_chain(phase)) == "clip noise", "[clip, noise], nothing else"
+    ),
     _account("server.transforms", lambda phase, _: phase.server.transforms[-1].multiplier > 0, "a multiplier above 0"),
     _account("server.aggregator", lambda phase, _: phase.server.aggregator.type == "fedavg", "fedavg"),
     _account("server.weights", lambda phase, _: phase.server.weights.type == "uniform", "uniform"),
     _account(
         "local.algorithm",
-        lambda phase, _: phase.local.algorithm.type in _ONLY_UPDATES,
-        f"one of which nothing but updates reaches the server: {', '.join(_ONLY_UPDATES)}",
+        lambda phase, _: _is("local.algorithm", "only_updates", phase),
+        f"one of which nothing but updates reaches the server: {_names('local.algorithm', 'only_updates')}",
     ),
     _account(
         "runtime.on_nonfinite",
@@ -294,76 +297,8 @@ RULES += [
 ]
 
 
-@dataclass(frozen=True)
-class Idle:
-    """A key without effect in a phase of which `is_idle(phase, config)` is true."""
-
-    keys: tuple[str, ...]
-    is_idle: Callable[[Any, Any], bool]
-    reason: str
-
-
-def _without_filter(key: str) -> Idle:
-    idle_keys = tuple(f"{key}.{name}" for name in FILTER_COMMON)
-    return Idle(
-        idle_keys, lambda phase, _: _at(phase, key).type == "none", f"{key} is none; leave it out, or name a filter"
-    )
-
-
-def _with_schedule(key: str) -> Idle:
-    return Idle(
-        (f"{key}.ratio",),
-        lambda phase, _: getattr(_at(phase, key), "schedule", None) is not None,
-        f"{key}.schedule takes its place; leave one of them out, or give {key}.schedule=null",
-    )
-
-
-def _at(phase: Any, key: str) -> Any:
-    for part in key.split("."):
-        phase = getattr(phase, part)
-    return phase
-
-
-IDLE = [
-    Idle(
-        ("local.epochs",),
-        lambda phase, _: bool(phase.local.schedule),
-        "local.schedule takes its place; leave one of them out, or give local.schedule=[]",
-    ),
-    Idle(
-        ("local.epochs",),
-        lambda phase, _: phase.local.steps is not None,
-        "local.steps takes its place; leave one of them out, or give local.steps=null",
-    ),
-    Idle(
-        ("clients.attack.fraction",),
-        lambda _, config: config.clients.attack.type == "none",
-        "clients.attack is none; leave it out, or name an attack",
-    ),
-    *(rule(key) for rule in (_without_filter, _with_schedule) for key in ("filter", "server.filter")),
-]
-
-
-def refuse_unused(config: Any, typed: Sequence[tuple[str, ...]]) -> None:
-    """`typed` are the paths of single values that somebody typed for this very run; a file may state more than is used.
-
-    Raises:
-        ConfigError: the first that no phase uses.
-    """
-    phases = list(enumerate(config.schedule()))
-    for path in typed:
-        own = path[0] == "phases" and len(path) > 2 and path[1].isdigit()
-        key = ".".join(path[2:] if own else path)
-        concerned = [phase for number, phase in phases if not own or number == int(path[1])]
-        for idle in IDLE:
-            if any(key == known or key.startswith(f"{known}.") for known in idle.keys) and all(
-                idle.is_idle(phase, config) for phase in concerned
-            ):
-                raise ConfigError(f"{'.'.join(path)}: is not used, since {idle.reason}")
-
-
-def check_combinations(config: Any) -> None:
-    """`config` is a `Config` whose every key is sound by itself.
+def check_combinations(config: Config) -> None:
+    """Of a config whose every key is sound by itself.
 
     Raises:
         ConfigError: the first setting that does not go with the others.
@@ -395,7 +330,7 @@ def check_combinations(config: Any) -> None:
 _MAX_VALUES = 10**9
 
 
-def _check_size(dataset: Any) -> None:
+def _check_size(dataset: Choice) -> None:
     if dataset.type != "synthetic":
         return
     num_values = prod(dataset.shape) * (dataset.num_train + dataset.num_test)

@@ -25,6 +25,15 @@ class Batch:
         """What a model gives for the inputs; several are its arguments, in order."""
         return model(*self.inputs) if isinstance(self.inputs, tuple) else model(self.inputs)
 
+    def unflattened(self, size: int) -> Batch:
+        """The same samples as `[size, B / size, ...]`: the batches of so many clients, one after the other."""
+
+        def cut(part: Tensor) -> Tensor:
+            return part.unflatten(0, (size, -1))
+
+        inputs = tuple(map(cut, self.inputs)) if isinstance(self.inputs, tuple) else cut(self.inputs)
+        return Batch(inputs, None if self.targets is None else cut(self.targets))
+
     def pair(self) -> tuple[Any, Any]:
         """Inputs and targets, for who takes tensors of any kind."""
         return self.inputs, self.targets

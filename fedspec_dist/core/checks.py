@@ -1,4 +1,4 @@
-"""Checks of what a config gave."""
+"""A check of what a config gave, for a method of a user's own whose line in the table cannot say it."""
 
 from __future__ import annotations
 

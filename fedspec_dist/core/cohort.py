@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedspec_dist.core import seeding
 from fedspec_dist.core.parameters import Segment
 
 
@@ -151,13 +152,47 @@ class Cohort:
     slicing: Slicing
     segments: Sequence[Segment] = ()  # where each parameter tensor lies in the vector
     sketches: Sketches | None = None
-    uploads: Mapping[str, RowMatrix] = field(default_factory=dict)  # further vectors of the clients, by name
+    # What clients sent besides, by name: vectors as long as the model; short ones as [K, width] float64, on the CPU.
+    uploads: Mapping[str, RowMatrix | Tensor] = field(default_factory=dict)
     proxy: Proxy | None = None
     test_class_counts: Tensor | None = None  # [C] int64, of the samples that the model is tested on
     seed: int = 0  # of the run; with the round it keys what server methods draw
     round_index: int = 0  # from 0, over all phases
     clip_norm: float | None = None  # to which a transform has clipped the updates
     memory: Mapping[str, Tensor] = field(default_factory=dict)  # the aggregator's, by name: slices, float64
+    method: str = ""  # that is at work: the config's key, such as `server.weights` or `server.transforms.0`
+
+    def rows(self, name: str) -> RowMatrix:
+        """Of the uploads, one that is as long as the model."""
+        found = self._upload(name)
+        if isinstance(found, Tensor):
+            raise ValueError(
+                f"{self.method}: the upload {name!r} is a short one; allowed of it: cohort.short({name!r})"
+            )
+        return found
+
+    def short(self, name: str) -> Tensor:
+        """Of the uploads, a short one: `[K, width]` float64."""
+        found = self._upload(name)
+        if not isinstance(found, Tensor):
+            raise ValueError(f"{self.method}: the upload {name!r} is as long as the model; use cohort.rows({name!r})")
+        return found
+
+    def _upload(self, name: str) -> RowMatrix | Tensor:
+        if name not in self.uploads:
+            raise ValueError(
+                f"{self.method}: no client sent {name!r}; there are: {', '.join(self.uploads) or 'none'}. A server's "
+                "method names the statistics that it reads in `needs`, a local method what it sends in `uploads`"
+            )
+        return self.uploads[name]
+
+    def generator(self, purpose: str = "") -> torch.Generator:
+        """Draws on the CPU that are the same on every rank, keyed by seed, method, round and purpose.
+
+        Each call starts it anew: draws that are to differ within a round need different purposes.
+        """
+        name = f"server method {self.method} {purpose}"
+        return torch.Generator().manual_seed(seeding.torch_seed(self.seed, name, self.round_index))
 
 
 @dataclass(frozen=True)

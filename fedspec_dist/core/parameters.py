@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,19 @@ class ParameterLayout:
                 parameter.data = views[name].reshape(parameter.shape)
                 bound[name] = parameter
         return [bound[segment.name] for segment in self.segments]
+
+
+def with_parameters(module: nn.Module, layout: ParameterLayout, theta: Tensor, prefix: str = "") -> Callable[..., Any]:
+    """The module with its parameters taken from `theta [P]`, and differentiable in these only; the others are its own.
+
+    `prefix` is that of the layout's names in the module.
+    """
+    # One split, not a slice for each layer: the backward of a slice fills a whole [P] with zeros.
+    parts = theta.split([segment.size for segment in layout.segments])
+    shaped = {f"{prefix}{s.name}": part.reshape(s.shape) for s, part in zip(layout.segments, parts, strict=True)}
+    # Those that train and are no part of theta, as where clients keep some of their own.
+    others = {n: p.detach() for n, p in module.named_parameters() if n not in shaped and p.requires_grad}
+    return lambda *inputs: functional_call(module, shaped | others, inputs)
 
 
 def joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -2,7 +2,8 @@
 
 `train_inputs`, or `train_inputs_0`, `train_inputs_1` and so on, which a model takes in this order; `train_targets`,
 `train_groups`, `train_clients`; and the same with `test_`. They are taken as they are. Whole targets `[n]` or
-`[n, 1]` are classes, others of whole numbers are words at each place.
+`[n, 1]` are classes, others of whole numbers are words at each place; a single input `[n, T]` of whole numbers from 0
+is tokens.
 """
 
 from __future__ import annotations
@@ -40,7 +41,15 @@ def any_arrays(path: Path, stored: Mapping[str, np.ndarray], num_classes: int | 
         groups, num_groups = targets, num_outputs
     clients = client_numbers(path, stored)
     splits = [Split(tuple(inputs[n].values()), targets[n], groups[n], clients[n]) for n in range(2)]
-    return RawData(splits[0], splits[1], num_outputs, num_groups)
+    return RawData(splits[0], splits[1], num_outputs, num_groups, _vocabulary(splits))
+
+
+def _vocabulary(splits: Sequence[Split]) -> int | None:
+    """How many tokens there are, where the one input is rows of whole numbers from 0."""
+    inputs = [split.inputs[0] for split in splits]
+    if any(len(split.inputs) > 1 for split in splits) or any(a.ndim != 2 or a.dtype != np.int64 for a in inputs):
+        return None
+    return max(int(a.max()) for a in inputs) + 1 if all(a.size and a.min() >= 0 for a in inputs) else None
 
 
 def _with_outputs(

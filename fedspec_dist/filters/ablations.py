@@ -7,6 +7,7 @@ supplement, with their details, is not available; decisions of our own are named
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -60,6 +61,8 @@ class L2Rescale(LayerSpectrum):
     Our decision, as the paper does not define its "l2-norm rescaling". A gradient of 0 stays 0. Neither linear nor a
     projection, but it keeps scale: `filter(a g) = a filter(g)`.
     """
+
+    copies: ClassVar[int] = 6
 
     def signal_filtered(self, signals: Tensor) -> Tensor:
         norms = torch.linalg.vector_norm(signals, dim=-1, keepdim=True)

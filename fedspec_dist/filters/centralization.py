@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor
 
 from fedspec_dist.core.parameters import Segment
@@ -24,6 +26,8 @@ class GradientCentralization(LayerFilter):
     Biases and normalisation's vectors pass bit for bit (GC-Fed's program takes their mean away, through an empty list
     of axes). A unit of one input is left with gradient 0.
     """
+
+    copies: ClassVar[int] = 2
 
     def form(self, segment: Segment) -> tuple[int, ...]:
         return (segment.shape[0], segment.size // segment.shape[0]) if len(segment.shape) > 1 else (segment.size,)

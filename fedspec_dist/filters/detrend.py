@@ -10,6 +10,7 @@ import functools
 import math
 from abc import abstractmethod
 from itertools import accumulate
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -83,6 +84,8 @@ def gaussian_weights(sigma: float, radius: int) -> tuple[float, ...]:
 
 class _Detrend(RatioFilter):
     """`detrended` on every given layer that has at least `window(ratio)` entries; shorter ones pass bit for bit."""
+
+    copies: ClassVar[int] = 9
 
     def takes_from(self, d: int) -> bool:
         return self.ratio > 0 and d >= window(self.ratio)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -11,6 +12,8 @@ from fedspec_dist.core.parameters import Segment
 
 class Identity:
     """Leaves every gradient as it is, bit for bit."""
+
+    copies: ClassVar[int] = 0
 
     def __init__(self, segments: Sequence[Segment] = ()) -> None:
         self.segments = tuple(segments)

@@ -29,7 +29,8 @@ Product = Callable[[Tensor], Tensor]  # [P, l] -> [P, l]
 
 # Per-sample Jacobians are fastest in chunks of about the size of the cache on CPU, and several chunks share one matrix
 # product: rows enough to be worth a pass over the [P, l] result. A GPU wants few and large launches of both.
-_CHUNK_BYTES, _BLOCK_BYTES = {"cpu": 2**24}, {"cpu": 2**27}
+JACOBIAN_BLOCK_BYTES = 2**27
+_CHUNK_BYTES, _BLOCK_BYTES = {"cpu": 2**24}, {"cpu": JACOBIAN_BLOCK_BYTES}
 _LARGE_BYTES = 2**29
 
 

@@ -16,11 +16,9 @@ class Cnn(Network):
     any other size from 4x4: the mean takes what the pools leave.
     """
 
-    def __init__(self, input_shape: InputShape, num_classes: int, *, norm: str = "group", width: int = 16) -> None:
+    def __init__(self, input_shape: InputShape, num_classes: int, *, norm: str, width: int) -> None:
         super().__init__()
         require_size("cnn", input_shape, 4)
-        if not isinstance(width, int) or width < 2 or width % 2:
-            raise ValueError(f"model.width: {width!r} given; allowed is an even number from 2")
         self.conv1 = nn.Conv2d(input_shape[0], width, 3, padding=1)
         self.norm1 = normalisation(norm, width)
         self.conv2 = nn.Conv2d(width, 2 * width, 3, padding=1)

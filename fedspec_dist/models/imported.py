@@ -18,7 +18,7 @@ def module(
     num_outputs: int,
     *,
     path: str,
-    arguments: Mapping[str, Any] | None = None,
+    arguments: Mapping[str, Any] | None,
     vocabulary_size: int | None = None,
 ) -> nn.Module:
     """What `package.module:Name` makes: a class, or a function, that takes nothing or what it names of `input_shape`,
@@ -75,9 +75,9 @@ def torchvision(
     num_outputs: int,
     *,
     name: str,
-    norm: str = "batch",
-    stem: str = "imagenet",
-    pretrained: str | None = None,
+    norm: str,
+    stem: str,
+    pretrained: str | None,
 ) -> nn.Module:
     """`torchvision.models.NAME` with a last layer of `num_outputs`, and a first one for the images' channels.
 

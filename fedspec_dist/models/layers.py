@@ -7,18 +7,11 @@ from torch import nn
 InputShape = tuple[int, int, int]
 """Channels, height, width."""
 
-_NORMS = ("group", "batch", "none")
 _NUM_GROUPS = 2  # as everywhere in the federated-learning code (FedRCL, FL-Simulator, FIPA)
 
 
 def normalisation(norm: str, channels: int) -> nn.Module:
-    """`GroupNorm(2, channels)`, `BatchNorm2d(channels)` or the identity.
-
-    Raises:
-        ValueError: any other name.
-    """
-    if norm not in _NORMS:
-        raise ValueError(f"model.norm: {norm!r} given; allowed: {', '.join(_NORMS)}")
+    """`group` is `GroupNorm(2, channels)`, `batch` is `BatchNorm2d(channels)`, `none` the identity."""
     if norm == "batch":
         return nn.BatchNorm2d(channels)
     return nn.GroupNorm(_NUM_GROUPS, channels) if norm == "group" else nn.Identity()

@@ -25,12 +25,10 @@ class Mlp(Network):
         input_shape: Sequence[int],
         num_classes: int,
         *,
-        hidden: Sequence[int] = (200, 200),
-        activation: str = "relu",
+        hidden: Sequence[int],
+        activation: str,
     ) -> None:
         super().__init__()
-        if not isinstance(hidden, (list, tuple)) or any(not isinstance(w, int) or w < 1 for w in hidden):
-            raise ValueError(f"model.hidden: {hidden!r} given; allowed is a list of whole numbers from 1")
         widths = [math.prod(input_shape), *hidden]
         layers: list[nn.Module] = []
         for inputs, outputs in pairwise(widths):

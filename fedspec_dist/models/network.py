@@ -39,13 +39,7 @@ class Network(nn.Module):
         return self.classify(self.represent(images))
 
     def add_projection(self, width: int) -> None:
-        """Put a projection head of `width` outputs before the classifier, both with new random parameters.
-
-        Raises:
-            ValueError: a width below 1.
-        """
-        if width < 1:
-            raise ValueError(f"model.projection: {width} given; allowed is at least 1, or null for none")
+        """Put a projection head of `width` outputs before the classifier, both with new random parameters."""
         old = getattr(self, self.classifier)
         self.projection = Projection(old.in_features, width)
         setattr(self, self.classifier, nn.Linear(width, old.out_features, bias=old.bias is not None))

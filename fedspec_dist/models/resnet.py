@@ -20,7 +20,7 @@ class ResNet20(Network):
     parameters at 3 channels and 10 classes, 278,324 at 100; images of any size.
     """
 
-    def __init__(self, input_shape: InputShape, num_classes: int, *, norm: str = "group") -> None:
+    def __init__(self, input_shape: InputShape, num_classes: int, *, norm: str) -> None:
         super().__init__()
         self.conv = _convolution(input_shape[0], _WIDTHS[0], 3, 1, norm)
         self.norm = normalisation(norm, _WIDTHS[0])
@@ -49,7 +49,7 @@ class ResNet18(Network):
     want. 11,173,962 parameters with 64 channels, batch norm, 3 input channels and 10 classes.
     """
 
-    def __init__(self, input_shape: InputShape, num_classes: int, *, norm: str = "batch", width: int = 64) -> None:
+    def __init__(self, input_shape: InputShape, num_classes: int, *, norm: str, width: int) -> None:
         super().__init__()
         self.conv = _convolution(input_shape[0], width, 3, 1, norm)
         self.norm = normalisation(norm, width)

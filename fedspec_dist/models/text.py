@@ -26,16 +26,16 @@ class LstmText(Network):
         num_outputs: int,
         *,
         vocabulary_size: int,
-        embedding: int = 64,
-        hidden: int = 128,
-        layers: int = 1,
-        dropout: float = 0.0,
-        outputs: str = "sequence",
+        embedding: int,
+        hidden: int,
+        layers: int,
+        dropout: float,
+        outputs: str,
     ) -> None:
         super().__init__()
         _require_sequences("lstm_text", input_shape)
         self.per_token = outputs == "tokens"
-        self.embedding = nn.Embedding(vocabulary_size, embedding, padding_idx=PADDING)
+        self.embedding = TokenEmbedding(vocabulary_size, embedding)
         widths = [embedding, *[hidden] * (layers - 1)]
         self.layers = nn.ModuleList(LstmLayer(width, hidden) for width in widths)
         self.dropout = nn.Dropout(dropout)
@@ -51,6 +51,22 @@ class LstmText(Network):
             return self.dropout(states)
         last = (images != PADDING).sum(1).clamp(min=1) - 1
         return self.dropout(record(levels, states.gather(1, last.view(-1, 1, 1).expand(-1, 1, states.shape[2]))[:, 0]))
+
+
+class TokenEmbedding(nn.Embedding):
+    """A vector for each token; zeros for padding, which has no gradient.
+
+    As with `padding_idx`, whose gradient `torch.func.vmap` gets wrong where each client has an embedding of its own:
+    torch 2.14 leaves out the padding of the first alone.
+    """
+
+    def __init__(self, vocabulary_size: int, width: int) -> None:
+        super().__init__(vocabulary_size, width)
+        with torch.no_grad():
+            self.weight[PADDING].zero_()
+
+    def forward(self, input: Tensor) -> Tensor:  # [B, T] -> [B, T, width]
+        return super().forward(input) * (input != PADDING).unsqueeze(-1)
 
 
 class LstmLayer(nn.Module):
@@ -95,19 +111,19 @@ class TransformerText(Network):
         num_outputs: int,
         *,
         vocabulary_size: int,
-        width: int = 64,
-        depth: int = 2,
-        heads: int = 4,
-        dropout: float = 0.0,
-        outputs: str = "sequence",
-        tie_embeddings: bool = False,
+        width: int,
+        depth: int,
+        heads: int,
+        dropout: float,
+        outputs: str,
+        tie_embeddings: bool,
     ) -> None:
         super().__init__()
         _require_sequences("transformer_text", input_shape)
         if width % heads:
             raise ValueError(f"model.width: got {width} with {heads} heads; allowed is a multiple of model.heads")
         self.per_token = outputs == "tokens"
-        self.embedding = nn.Embedding(vocabulary_size, width, padding_idx=PADDING)
+        self.embedding = TokenEmbedding(vocabulary_size, width)
         self.positions = nn.Parameter(torch.zeros(input_shape[0], width))
         nn.init.normal_(self.positions, std=0.02)
         self.blocks = nn.ModuleList(EncoderBlock(width, heads, dropout) for _ in range(depth))

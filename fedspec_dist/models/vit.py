@@ -21,11 +21,11 @@ class VitSmall(Network):
         input_shape: tuple[int, ...],
         num_outputs: int,
         *,
-        patch: int = 4,
-        width: int = 64,
-        depth: int = 4,
-        heads: int = 4,
-        dropout: float = 0.0,
+        patch: int,
+        width: int,
+        depth: int,
+        heads: int,
+        dropout: float,
     ) -> None:
         super().__init__()
         channels, height, rows = input_shape if len(input_shape) == 3 else (0, 1, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedspec_dist.config import Config, ConfigError, expand_home, load
-from fedspec_dist.rounds.checkpoint import SavedState, load_checkpoint
+from fedspec_dist.rounds.checkpoint import MODEL, SavedState, load_checkpoint
 from fedspec_dist.rounds.phases import phase_of_round
 from fedspec_dist.runs.branch import source_checkpoint
 
@@ -31,35 +31,50 @@ class Beginning:
     server: Mapping[str, Tensor] = field(default_factory=dict)
     clients: Iterable[Mapping[int, Tensor]] = ()
     carries_on: bool = False
+    first_phase: int = 0  # phases that came before
+
+    @staticmethod
+    def of(saved: SavedState) -> Beginning:
+        """Of a run that goes on from a checkpoint of its own."""
+        return Beginning(saved.first, saved.model, saved.server, saved.clients, first_phase=saved.first_phase)
 
 
-def beginning(config: Config, module: nn.Module) -> Beginning:
+def beginning(config: Config, module: nn.Module, content: str = "") -> Beginning:
     """From the config's `init`; rank 0 reads it, once, before the first checkpoint of the run's own.
 
+    `content` is the digest of the data, where it is known.
+
     Raises:
-        ValueError: what it names is not there, is damaged, or is of another model.
+        ValueError: what it names is not there, is damaged, or is of another model, task or data set.
     """
     init = config.init
     if init is None:
         return Beginning()
     if init.weights is not None:
         return Beginning(model=_weights(expand_home("init.weights", init.weights), module, init.strict))
-    source = _checkpoint(config)
+    path = source_checkpoint(config)
+    source, before = _load(path), _source_config(config)
+    _require_same_work(config, before, source, content, path)
     _require_fit("init.run", str(init.run), module.state_dict(), source.model, strict=True)
-    carries_on = _same_methods(config, source)
+    schedule = before.schedule()
+    number = phase_of_round(schedule, source.round - source.first - 1)
+    carries_on = _same_methods(config, before, number)
     log.info(
-        "starting from round %d of %s%s",
+        "starting from round %d of %s, with %s",
         source.round,
         init.run,
-        ", with what its server and clients remember" * carries_on,
+        "what its server and clients remember"
+        if carries_on
+        else "its model alone: methods, model, seed or data are not all those of its last phase",
     )
+    # To other methods it is the next phase, in which nobody remembers anything yet.
+    phase = source.first_phase + number + (not carries_on)
     if not carries_on:
-        return Beginning(source.round, source.model)
-    return Beginning(source.round, source.model, source.server, source.clients, carries_on=True)
+        return Beginning(source.round, source.model, first_phase=phase)
+    return Beginning(source.round, source.model, source.server, source.clients, True, phase)
 
 
-def _checkpoint(config: Config) -> SavedState:
-    path = source_checkpoint(config)
+def _load(path: Path) -> SavedState:
     try:
         return load_checkpoint(path)
     except (OSError, ValueError, SafetensorError) as error:
@@ -68,20 +83,41 @@ def _checkpoint(config: Config) -> SavedState:
         ) from error
 
 
-def _same_methods(config: Config, source: SavedState) -> bool:
-    """Whether the first phase here is the one that the source was in, but for its number of rounds."""
+def _source_config(config: Config) -> Config:
     assert config.init is not None
     folder = expand_home("init.run", config.init.run or "")
     try:
-        before = load(folder / "config.yaml")
+        return load(folder / "config.yaml")
     except ConfigError as error:
         raise ValueError(f"init.run: the config.yaml in {folder} cannot be read: {error}") from error
-    if before.seed != config.seed or before.data != config.data or before.task != config.task:
-        return False
-    schedule = before.schedule()
-    last = schedule[phase_of_round(schedule, source.round - source.first - 1)]
-    left, right = (phase.model_dump(exclude={"rounds"}) for phase in (last, config.schedule()[0]))
-    return left == right and before.model == config.model
+
+
+def _require_same_work(config: Config, before: Config, source: SavedState, content: str, path: Path) -> None:
+    """Rounds go on only in the task and on the data of those before; wherever the data lie."""
+    then = source.identity.data if source.identity is not None else ""
+    other = then != content if then and content else before.data.dataset != config.data.dataset
+    named = [("task", before.task.type, config.task.type, before.task != config.task)]
+    named.append(("data.dataset", before.data.dataset.type, config.data.dataset.type, other))
+    for key, old, new, differs in named:
+        if differs:
+            was = f"{old}, here it is {new}" if old != new else f"another {old}"
+            raise ValueError(
+                f"init.run: in {path} {key} was {was}; allowed is a run of the same. For its model alone, with rounds "
+                f"counted from 1: init.weights: {path / MODEL}"
+            )
+
+
+def _same_methods(config: Config, before: Config, number: int) -> bool:
+    """Whether the first phase here is the one that the source was in, but for its number of rounds."""
+    left, right = (
+        (
+            phase.model_dump(exclude={"rounds"}),
+            of.data.model_dump(exclude={"dataset", "root", "download"}),
+            (of.seed, of.model, of.runtime.dtype),
+        )
+        for phase, of in ((before.schedule()[number], before), (config.schedule()[0], config))
+    )
+    return left == right
 
 
 def _weights(path: Path, module: nn.Module, strict: bool) -> dict[str, Tensor]:
@@ -95,11 +131,12 @@ def _weights(path: Path, module: nn.Module, strict: bool) -> dict[str, Tensor]:
     taken = {name: found[name] for name in own if name in found}
     if len(taken) < len(own) or len(taken) < len(found):
         log.warning(
-            "init.weights: %d of the model's %d tensors are taken from %s, and %d of its own are left over",
+            "init.weights: %d of the model's %d tensors are taken from %s; drawn anew: %s; left over in the file: %s",
             len(taken),
             len(own),
             path,
-            len(found) - len(taken),
+            _some([name for name in own if name not in taken]),
+            _some([name for name in found if name not in taken]),
         )
     return {**own, **taken}
 
@@ -117,6 +154,11 @@ def _require_fit(key: str, where: str, own: Mapping[str, Tensor], found: Mapping
     elif not shared:
         problems.append("no name is one of the model's")
     if problems:
-        more = f"; and {len(problems) - _MAX_NAMED} more" if len(problems) > _MAX_NAMED else ""
         remedy = "the weights of this model" + (", or init.strict: false" if key == "init.weights" and strict else "")
-        raise ValueError(f"{key}: {where} does not fit: {'; '.join(problems[:_MAX_NAMED])}{more}; allowed: {remedy}")
+        raise ValueError(f"{key}: {where} does not fit: {_some(problems, '; ')}; allowed: {remedy}")
+
+
+def _some(names: Sequence[str], between: str = ", ") -> str:
+    """The first ones, and how many more there are."""
+    more = [f"and {len(names) - _MAX_NAMED} more"] if len(names) > _MAX_NAMED else []
+    return between.join([*names[:_MAX_NAMED], *more]) or "none"

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 _FORMAT = 3
 _BEFORE_IDENTITIES = 2
-_MODEL, _SERVER = "model.safetensors", "server.safetensors"
+MODEL, _SERVER = "model.safetensors", "server.safetensors"
 
 
 class CheckpointError(OSError):
@@ -61,6 +61,7 @@ class SavedState:
     clients: Iterable[Mapping[int, Tensor]] = ()
     identity: Identity | None = None  # what it was made with; None in checkpoints that do not say
     first: int = 0  # rounds that came before the run's own, in those that it branched from
+    first_phase: int = 0  # and phases
 
 
 def save(folder: Path, state: SavedState, keep: int) -> Path:
@@ -134,6 +135,7 @@ def _write(folder: Path, state: SavedState) -> None:
         "format": _FORMAT,
         "round": state.round,
         "first": state.first,
+        "first_phase": state.first_phase,
         "config": state.fingerprint,
         "identity": (state.identity or Identity()).to_dict(),
         "client_files": len(files) - 2,
@@ -162,7 +164,7 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def _files(state: SavedState) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
-    yield _MODEL, state.model
+    yield MODEL, state.model
     yield _SERVER, state.server
     for number, chunk in enumerate(state.clients):
         yield _clients_name(number), {str(client): tensor for client, tensor in chunk.items()}
@@ -184,12 +186,15 @@ def _load(folder: Path, fingerprint: str | None) -> SavedState:
     if type(number) is not int or number != round_of(folder):
         raise ValueError(f"is of round {number}")
     client_files = _verify(folder, description)
-    model, server = (load_file(folder / name) for name in (_MODEL, _SERVER))
+    model, server = (load_file(folder / name) for name in (MODEL, _SERVER))
     clients = (_client_states(folder / name) for name in client_files)
     identity, first = Identity.read(description.get("identity")), description.get("first", 0)
     if type(first) is not int or not 0 <= first <= number:
         raise ValueError(f"began after round {first}")
-    return SavedState(number, str(description.get("config")), model, server, clients, identity, first)
+    phase = description.get("first_phase", 0)
+    if type(phase) is not int or not 0 <= phase <= number:
+        raise ValueError(f"began after phase {phase}")
+    return SavedState(number, str(description.get("config")), model, server, clients, identity, first, phase)
 
 
 def _verify(folder: Path, description: Mapping[str, Any]) -> list[str]:
@@ -208,7 +213,7 @@ def _verify(folder: Path, description: Mapping[str, Any]) -> list[str]:
     if type(count) is not int or count < 0:
         raise ValueError(f"state.json counts {count} files of clients")
     client_files = [_clients_name(number) for number in range(min(count, len(listed)))]
-    if count + 2 != len(listed) or {_MODEL, _SERVER, *client_files} != listed.keys():
+    if count + 2 != len(listed) or {MODEL, _SERVER, *client_files} != listed.keys():
         raise ValueError(f"state.json lists {', '.join(sorted(listed)) or 'no files'}, not all that must be there")
     for name, entry in listed.items():
         with open_regular(folder / name) as file:

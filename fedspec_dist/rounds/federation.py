@@ -154,6 +154,12 @@ def make_task(config: Config, dataset: Dataset) -> Task:
     """
     made: Task = methods.TASKS[config.task.type].build(**config.task.parameters())
     made.check(dataset)
+    own, listed = getattr(made, "headline", None), methods.headline_of(config.task.type)
+    if own is not None and tuple(own) != listed:
+        raise ValueError(
+            f"task: {config.task.type} has headline {own!r} in its class and {listed!r} where it is registered; give "
+            "both the same, or leave out that of `register`"
+        )
     return made
 
 
@@ -179,7 +185,8 @@ def _suited(config: Config, dataset: Dataset) -> Dataset:
             if split.targets is not None
         )
         dataset = replace(dataset, train=train, test=test, num_groups=config.data.bins)
-    return dataset.astype(getattr(torch, config.runtime.dtype))  # what has it already is not copied
+    # Arrays of one's own may be in another: numpy's are float64 unless asked otherwise.
+    return dataset.astype(torch.float64 if config.runtime.dtype == "float64" else torch.float32)
 
 
 def _with_validation(config: Config, federation: Federation) -> Federation:
@@ -373,7 +380,7 @@ def make_attack(config: Config) -> Attack:
 
 def proxy_share(phase: Phase) -> float:
     """Of the test samples, how many the weights of a phase are learned on; 0 if they are not learned on such."""
-    needed = methods.WEIGHTS[phase.server.weights.type].load().needs_proxy
+    needed = "proxy" in methods.WEIGHTS[phase.server.weights.type].all_needs()
     return float(getattr(phase.server.weights, "proxy_fraction", _DEFAULT_PROXY)) if needed else 0.0
 
 

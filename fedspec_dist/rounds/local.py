@@ -48,15 +48,16 @@ class LocalResult:
 
         updates = chosen(self.rows.updates)
         uploads = {name: chosen(table) for name, table in self.rows.uploads.items()}
+        short = {name: chosen(table) for name, table in self.rows.short.items()}
         buffers = None if self.rows.buffers is None else chosen(self.rows.buffers)
         if not with_sketches:
-            return LocalRows(updates, uploads, buffers=buffers)
+            return LocalRows(updates, uploads, short, buffers=buffers)
         parts = [self.rows.sketches[place][1] for place in kept]
         sketches = updates.new_zeros(sum(len(part) for part in parts), updates.shape[1])
         if parts:
             stacked = torch.cat(parts)
             sketches[:, : stacked.shape[1]] = stacked
-        return LocalRows(updates, uploads, sketches, buffers)
+        return LocalRows(updates, uploads, short, sketches, buffers)
 
 
 def train_clients(

@@ -95,7 +95,7 @@ def train(job: Job, completed: int) -> int:
         if kept:
             stage.states.store(cohort, plan, kept, local.states)
             facts = report.facts(kept)
-            rows = local.of([place for place, p in enumerate(mine) if p in kept], stage.sketches)
+            rows = local.of([place for place, p in enumerate(mine) if p in kept], bool(stage.max_rank))
             matrices = stage.server.exchange(rows, facts, shared)
             clock.lap("exchange")
             # All ranks wait: sums over column blocks, then the slices of the new model.
@@ -178,8 +178,9 @@ def checkpoint(job: Job, stage: Stage, completed: int) -> None:
     if job.runtime.is_main:
         job.folder.check()
         model = job.phases.module.state_dict()
-        fingerprint, first = job.config.fingerprint(), job.phases.first
-        state = SavedState(completed, fingerprint, model, server, clients, job.identity, first)
+        fingerprint, phases = job.config.fingerprint(), job.phases
+        began = phases.first, phases.first_phase
+        state = SavedState(completed, fingerprint, model, server, clients, job.identity, *began)
         save(job.folder.checkpoints, state, job.config.checkpoint.keep)
     else:
         for _ in clients:  # what is sent here, rank 0 receives in `save`

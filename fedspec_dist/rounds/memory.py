@@ -7,31 +7,28 @@ foretell whole runs.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from fedspec_dist.clients.sketching import FISHER_DIAGONAL
-from fedspec_dist.config import Config, Phase
+from fedspec_dist.clients.vectors import widths
+from fedspec_dist.config import Choice, Config, Phase, methods
 from fedspec_dist.core.parameters import ParameterLayout
 from fedspec_dist.data.dataset import Examples
 from fedspec_dist.distributed.columns import Columns
 from fedspec_dist.rounds.federation import Federation
-from fedspec_dist.rounds.stage import aggregator_needs, cut_columns, filtered_layers, make_algorithm
-from fedspec_dist.rounds.stage import max_rank as max_rank_of
+from fedspec_dist.rounds.stage import cut_columns, filtered_layers, make_algorithm
+from fedspec_dist.rounds.statistics import Extras
+from fedspec_dist.rounds.statistics import max_rank as max_rank_of
 
 _FLOAT_BYTES = {"float32": 4, "float64": 8}
 _PROCESS_BYTES = 560_000_000  # python with torch, once a model of any size has been trained
 _CUDA_BYTES = 800_000_000  # a context with its kernels, and NCCL's buffers; an estimate, not measured
-# Copies of the layers of one form that a filter makes while it works, and one that it keeps.
-_FILTER_COPIES = {"none": 0, "gradient_centralization": 2, "lapd": 9, "gaussian": 9, "l2_rescale": 6}
-_OTHER_FILTER_COPIES, _FILTER_KEEPS = 5, 1
-# Of a rank's columns, in float32: the direction, the old and the new model, and what an optimizer makes in between.
-_STEP_COPIES = {"sgd": 9, "momentum": 9}
-_OTHER_STEP_COPIES = 13
-_JACOBIAN_BLOCK_BYTES = 2**27  # of fisher.products, beside those that are kept
-_SKETCH_COPIES = 5  # of the [P, rank + oversampling] matrix whose subspace is iterated
+_FILTER_COPIES, _FILTER_KEEPS = 5, 1  # of the layers of one form, where a filter's class has no `copies`; and kept
+# Of a rank's columns, in float32: the direction, the old and the new model, and what an optimizer makes in between;
+# more of it where it divides one memory by another.
+_STEP_COPIES, _STEP_COPIES_OF_TWO = 9, 13
 # A large Gram matrix, and what is made of it while ranks add it up or the method reads it.
 _GRAM_COPIES = {"fedgh": 1.5}
 _SAMPLES_TRIED = 4
@@ -44,9 +41,9 @@ class Work:
     cohort: int  # clients
     num_clients: int  # of them, that this rank trains
     largest_client: int  # samples
-    num_outputs: int
     states: int  # clients whose home it is
     population: int  # all clients
+    extras: Extras = field(default_factory=Extras)  # what clients send besides their updates
 
 
 @dataclass(frozen=True)
@@ -110,9 +107,10 @@ def held(
     shared = layout.shared
     columns = cut_columns(config, phase, len(shared), num_ranks, work.population)
     own = columns.count(rank) * columns.width
-    rank_of_sketches = max_rank_of(phase)
+    extras = work.extras
+    rank_of_sketches = extras.rank
     stays = _stays(phase, layout, columns, own, work)
-    sent = 1 + len(make_algorithm(phase).uploads) + (FISHER_DIAGONAL in aggregator_needs(phase))
+    sent = 1 + extras.rows
     rows = work.num_clients * sent * columns.padded
     sketches = work.num_clients * rank_of_sketches * len(shared)  # at most; as the clients made them
     blocks = work.cohort * (sent + rank_of_sketches) * own
@@ -126,12 +124,13 @@ def held(
     }
     batch = max(phase.local.batch_size, 1) if work.num_clients else 0
     more = {
-        "training": min(batch, work.largest_client) * activations.trained + _curvature(config, phase, layout, work),
+        "training": min(batch, work.largest_client) * activations.trained + extras.working_bytes(work.largest_client),
         "evaluation": config.eval.batch_size * activations.evaluated,
     }
     float_bytes = _FLOAT_BYTES[config.runtime.dtype]
     largest = max(float_bytes * moments.get(name, 0) + more.get(name, 0) for name in {*moments, *more})
-    return float_bytes * stays + largest + data_bytes(federation) + _PROCESS_BYTES + _device_bytes(config)
+    short = 8 * extras.short * (work.num_clients + 2 * work.cohort)  # as clients made them, gathered, and in order
+    return float_bytes * stays + short + largest + data_bytes(federation) + _PROCESS_BYTES + _device_bytes(config)
 
 
 def data_bytes(federation: Federation) -> int:
@@ -142,9 +141,10 @@ def data_bytes(federation: Federation) -> int:
 def _stays(phase: Phase, layout: ParameterLayout, columns: Columns, own: int, work: Work) -> int:
     """Float32 numbers that outlive a round: of the executor, the server and the clients, and the round's model."""
     algorithm = make_algorithm(phase)
-    named = len(algorithm.own) + len(algorithm.uploads) + 2 * len(algorithm.broadcast)
+    sent = [width for width in widths(algorithm.uploads).values() if width is None]
+    named = len(algorithm.own) + len(sent) + 2 * len(algorithm.broadcast)
     vectors = (6 + bool(phase.local.momentum) + named) * len(layout)
-    states = {"sgd": 0, "momentum": 2}.get(phase.server.optimizer.type, 4)  # float64
+    states = 2 * _num_states(phase)  # float64
     clients = (work.states + work.num_clients) * len(algorithm.own) * len(layout)
     filters = sum(_FILTER_KEEPS * _largest_form(choice, layout) for choice in (phase.filter, phase.server.filter))
     return vectors + (len(algorithm.server) + states) * own + clients + filters
@@ -152,13 +152,13 @@ def _stays(phase: Phase, layout: ParameterLayout, columns: Columns, own: int, wo
 
 def _training(phase: Phase, layout: ParameterLayout) -> int:
     """The gradient in its pieces, and a filter at work."""
-    copies = _FILTER_COPIES.get(phase.filter.type, _OTHER_FILTER_COPIES)
+    copies = getattr(methods.FILTERS[phase.filter.type].load(), "copies", _FILTER_COPIES)
     return len(layout) + copies * _largest_form(phase.filter, layout)
 
 
-def _largest_form(choice: object, layout: ParameterLayout) -> int:
+def _largest_form(choice: Choice, layout: ParameterLayout) -> int:
     """Numbers in the layers of one shape, which are filtered together."""
-    if choice.type == "none":  # type: ignore[attr-defined]
+    if choice.type == "none":
         return 0
     forms: Counter[tuple[int, ...]] = Counter()
     for segment in filtered_layers(choice, layout):
@@ -167,25 +167,20 @@ def _largest_form(choice: object, layout: ParameterLayout) -> int:
 
 
 def _server(phase: Phase, own: int, work: Work, rank_of_sketches: int) -> int:
-    copies = _STEP_COPIES.get(phase.server.optimizer.type, _OTHER_STEP_COPIES)
+    copies = _STEP_COPIES if _num_states(phase) < 2 else _STEP_COPIES_OF_TWO
     pairs = (work.cohort * max(1, rank_of_sketches)) ** 2 if has_gram(phase) else 0
     return copies * own + int(2 * pairs * (1 + _GRAM_COPIES.get(phase.server.aggregator.type, 1.0)))
+
+
+def _num_states(phase: Phase) -> int:
+    """Vectors that the server's optimizer keeps."""
+    choice = phase.server.optimizer
+    return len(methods.SERVER_OPTIMIZERS[choice.type].build(**choice.parameters()).initial_state(0))
 
 
 def has_gram(phase: Phase) -> bool:
     """Whether the aggregator asks for all inner products of updates, or of sketches."""
     return phase.server.aggregator.type == "fedgh" or bool(max_rank_of(phase))
-
-
-def _curvature(config: Config, phase: Phase, layout: ParameterLayout, work: Work) -> int:
-    """Bytes of Jacobians and of the matrix that a sketch iterates."""
-    if not max_rank_of(phase):
-        return _JACOBIAN_BLOCK_BYTES if FISHER_DIAGONAL in aggregator_needs(phase) else 0
-    float_bytes = _FLOAT_BYTES[config.runtime.dtype]
-    all_jacobians = float_bytes * work.largest_client * work.num_outputs * len(layout)
-    kept = min(all_jacobians, config.runtime.sketch_memory_mb * 2**20)
-    width = max_rank_of(phase) + getattr(phase.server.aggregator, "oversampling", 0)
-    return kept + _JACOBIAN_BLOCK_BYTES + _SKETCH_COPIES * float_bytes * width * len(layout)
 
 
 def _device_bytes(config: Config) -> int:

@@ -10,7 +10,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from fedspec_dist.config import Config
+from fedspec_dist.config.methods import headline_of
 from fedspec_dist.core.batch import Batch
+from fedspec_dist.models.modes import evaluating
 from fedspec_dist.tasks.base import Task
 
 
@@ -31,15 +33,44 @@ def check_model(config: Config, model: Any, batch: Batch, num_outputs: int, task
     tried = deepcopy(model).train()
     if config.runtime.dtype == "float64":
         tried.double()
-    with _Explained(name, batch):
+    explained = _Explained(f"model: {name} cannot be applied to", batch)
+    with explained:
         outputs = task.outputs(tried, batch)
     task.check_outputs(name, outputs, batch, num_outputs)
-    with _Explained(name, batch):
+    with explained:
         loss = task.loss(tried, batch)
     if tuple(loss.shape) != () or not loss.is_floating_point():
         raise ValueError(
             f"task: {config.task.type} gives a loss of shape {list(loss.shape)} and type {loss.dtype} for {name}; "
             "allowed is one floating-point number, the mean over the batch"
+        )
+    if not loss.requires_grad and any(parameter.requires_grad for parameter in tried.parameters()):
+        raise ValueError(
+            f"task: {config.task.type} gives a loss for {name} that has no gradient, as after detach() or no_grad(); "
+            "allowed is one that torch can differentiate in the parameters"
+        )
+    _check_metrics(config, tried, batch, task)
+
+
+def _check_metrics(config: Config, model: nn.Module, batch: Batch, task: Task) -> None:
+    """A row of sums of another length would be spread over what is there."""
+    name = config.task.type
+    with torch.no_grad(), evaluating(model), _Explained(f"task: metrics of {name} cannot be taken of", batch):
+        sums = task.metrics(model, batch)
+    expected = [task.num_sums]
+    if not isinstance(sums, torch.Tensor) or list(sums.shape) != expected:
+        found = f"shape {list(sums.shape)}" if isinstance(sums, torch.Tensor) else f"a {type(sums).__name__}"
+        raise ValueError(f"task: metrics of {name} gave {found}; allowed is a tensor of shape {expected}, its num_sums")
+    summary = task.summarize(sums.double().cpu(), len(batch))
+    for metric, value in summary.items():
+        if not isinstance(value, (int, float)):
+            raise ValueError(
+                f"task: summarize of {name} gave a {type(value).__name__} for {metric}; allowed is a number: float(...)"
+            )
+    if (counted := headline_of(name)[0]) not in summary:
+        raise ValueError(
+            f"task: {name} counts {counted}, but its `summarize` gives {', '.join(summary) or 'nothing'}; let it give "
+            "what its headline names"
         )
 
 
@@ -57,10 +88,10 @@ def _check_types(config: Config, name: str, model: nn.Module) -> None:
 
 
 class _Explained:
-    """An error of the model's own, as one sentence about the samples that it was given."""
+    """An error of a model's or task's own, as one sentence about the samples that it was given."""
 
-    def __init__(self, name: str, batch: Batch) -> None:
-        self._name = name
+    def __init__(self, what: str, batch: Batch) -> None:
+        self._what = what
         inputs = batch.inputs if isinstance(batch.inputs, tuple) else (batch.inputs,)
         self._shapes = " and ".join(f"{list(part.shape[1:])} ({str(part.dtype)[6:]})" for part in inputs)
 
@@ -72,6 +103,5 @@ class _Explained:
         if isinstance(error, told):
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise ValueError(
-                f"model: {self._name} cannot be applied to inputs of shape {self._shapes}, which are the data set's: "
-                f"{reason}"
+                f"{self._what} inputs of shape {self._shapes}, which are the data set's: {reason}"
             ) from error

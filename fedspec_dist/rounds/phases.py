@@ -44,12 +44,19 @@ class Phases:
     """Makes the stage of each phase when its first round comes; the model passes from one to the next."""
 
     def __init__(
-        self, config: Config, module: nn.Module, federation: Federation, runtime: Runtime, first: int = 0
+        self,
+        config: Config,
+        module: nn.Module,
+        federation: Federation,
+        runtime: Runtime,
+        first: int = 0,
+        first_phase: int = 0,
     ) -> None:
         with keyed(runtime.device, config.seed, "methods"):
             check_patterns(config, module, federation.dataset)
         self.module = module
         self.first = first  # rounds that came before, in other runs
+        self.first_phase = first_phase  # and phases: what a method draws when it is made is keyed by the phase
         self.last = first + config.rounds
         self._config = config
         self._federation = federation
@@ -65,7 +72,7 @@ class Phases:
         """The stage of this round. A new one starts from the parameters that the module then has."""
         number = self.number(round_index)
         if number != self._current or self._stage is None:
-            with keyed(self._runtime.device, self._config.seed, "methods", number):
+            with keyed(self._runtime.device, self._config.seed, "methods", self.first_phase + number):
                 self._stage = Stage(self._config, self._schedule[number], self.module, self._federation, self._runtime)
             self._current = number
         return self._stage

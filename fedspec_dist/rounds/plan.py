@@ -8,22 +8,22 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from fedspec_dist.clients.sketching import FISHER_DIAGONAL
 from fedspec_dist.config import Config, Phase
 from fedspec_dist.core.parameters import ParameterLayout
 from fedspec_dist.distributed.assignment import imbalance
 from fedspec_dist.processes.environment import Environment
-from fedspec_dist.rounds.federation import Federation, build_model, load_federation, suit
+from fedspec_dist.rounds.federation import Federation, build_model, load_federation, make_task, suit
 from fedspec_dist.rounds.memory import Activations, Work, data_bytes, has_gram, held
 from fedspec_dist.rounds.phases import check_patterns, phase_of_round
 from fedspec_dist.rounds.sampling import Workload, reporting, sample_cohort, workload
-from fedspec_dist.rounds.stage import aggregator_needs, cost, cut_columns, make_algorithm, max_rank, plan
+from fedspec_dist.rounds.stage import cost, cut_columns, make_algorithm, plan
+from fedspec_dist.rounds.statistics import Extras, material, max_rank
 from fedspec_dist.runs.branch import rounds_before
 
 _SHOWN_ROUNDS = 5
 _SHOWN_CLIENTS = 20
 _MANY = 1000  # vectors, of which a matrix of all pairs is worth a word
-_FLOAT_BYTES = 4
+_FLOAT_BYTES, _SHORT_BYTES = 4, 8
 
 
 def print_plan(config: Config, environment: Environment, num_ranks: int | None, console: Console) -> int:
@@ -37,7 +37,9 @@ def print_plan(config: Config, environment: Environment, num_ranks: int | None, 
     layouts = check_patterns(config, module, federation.dataset)
     console.print(_phases_table(config, module, layouts))
     activations = Activations.of(module, federation.dataset.train)
-    console.print(_rounds_table(config, federation, layouts, activations, num_ranks))
+    pairs = zip(config.schedule(), layouts, strict=True)
+    extras = [extras_of(config, phase, layout, module, federation) for phase, layout in pairs]
+    console.print(_rounds_table(config, federation, layouts, extras, activations, num_ranks))
     sizes = sorted(len(samples) for samples in federation.clients)
     print(
         f"clients: {len(sizes)}, of {sizes[0]} to {sizes[-1]} samples (median {sizes[len(sizes) // 2]}); "
@@ -53,6 +55,7 @@ def _rounds_table(
     config: Config,
     federation: Federation,
     layouts: Sequence[ParameterLayout],
+    extras: Sequence[Extras],  # of each phase
     activations: Activations,
     num_ranks: int,
 ) -> Table:
@@ -71,15 +74,23 @@ def _rounds_table(
             clients = _shown([cohort[p] for p in positions])
             largest = max((loads[p].num_samples for p in positions), default=0)
             states = len(federation.clients[rank::num_ranks])
-            work = Work(
-                len(cohort), len(positions), largest, federation.dataset.num_outputs, states, len(federation.clients)
-            )
+            work = Work(len(cohort), len(positions), largest, states, len(federation.clients), extras[number])
             sent = traffic(config, phase, len(layout.shared), num_ranks, rank, work)
             most = held(config, phase, layout, activations, federation, num_ranks, rank, work)
             place, balance = (str(index + 1), f"{imbalance(costs, plan):.2f}") if rank == 0 else ("", "")
             table.add_row(place, str(rank), clients, str(steps), _megabytes(sent), _megabytes(most), balance)
         table.add_section()
     return table
+
+
+def extras_of(
+    config: Config, phase: Phase, layout: ParameterLayout, module: nn.Module, federation: Federation
+) -> Extras:
+    """What a client sends in this phase besides its update."""
+    algorithm, dataset = make_algorithm(phase), federation.dataset
+    algorithm.bind(layout.segments)
+    given = material(config, phase, module, layout, dataset, make_task(config, dataset))
+    return Extras.of(phase, algorithm, given)
 
 
 def plan_round(
@@ -110,11 +121,11 @@ def traffic(config: Config, phase: Phase, num_parameters: int, num_ranks: int, r
     """Bytes that a rank sends to others in a round.
 
     Its clients' rows except its own columns, then its slice of the model, and of what goes with it, to the others; what
-    clients keep, to its home and back, as if no client were at home. Small tables are left out, and matrices of clients
-    as long as those are few.
+    clients keep, to its home and back, as if no client were at home; short vectors, to everybody. Small tables are left
+    out, and matrices of clients as long as those are few.
     """
     algorithm = make_algorithm(phase)
-    per_client = 1 + max_rank(phase) + len(algorithm.uploads) + (FISHER_DIAGONAL in aggregator_needs(phase))
+    per_client = 1 + work.extras.rank + work.extras.rows
     columns = cut_columns(config, phase, num_parameters, num_ranks, work.population)
     own = columns.count(rank) * columns.width
     rows = work.num_clients * per_client
@@ -124,7 +135,8 @@ def traffic(config: Config, phase: Phase, num_parameters: int, num_ranks: int, r
     slices = 0 if single and not own else longest * (num_ranks - 1)
     kept_vectors = len(algorithm.own) * num_parameters if num_ranks > 1 else 0
     sent = rows * (columns.padded - own) + slices * (1 + len(algorithm.broadcast)) + work.num_clients * kept_vectors
-    return sent * _FLOAT_BYTES
+    short = work.num_clients * work.extras.short * (num_ranks - 1)
+    return sent * _FLOAT_BYTES + short * _SHORT_BYTES
 
 
 def _pairs_note(config: Config) -> str:

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedspec_dist.clients.sketching import with_parameters
 from fedspec_dist.core import seeding
 from fedspec_dist.core.draws import keyed
-from fedspec_dist.core.parameters import ParameterLayout
+from fedspec_dist.core.parameters import ParameterLayout, with_parameters
 from fedspec_dist.data.dataset import Examples
 from fedspec_dist.distributed.collectives import Collectives
 from fedspec_dist.models.modes import evaluating

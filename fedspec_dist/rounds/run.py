@@ -26,7 +26,7 @@ from fedspec_dist.rounds.federation import build_model, load_federation, suit
 from fedspec_dist.rounds.loop import Job, train
 from fedspec_dist.rounds.phases import Phases
 from fedspec_dist.rounds.results import best_of, by_phase
-from fedspec_dist.runs.events import RESUMED, STARTED, STOPPED, Events
+from fedspec_dist.runs.events import BRANCHED, RESUMED, STARTED, STOPPED, Events
 from fedspec_dist.runs.folder import RunFolder, log_to_file, write_json
 from fedspec_dist.runs.identity import Identity, accept_or_refuse, differences, settle
 from fedspec_dist.runs.trackers.console import ConsoleTracker, print_summary
@@ -104,16 +104,18 @@ def _work(
     accepted = _accept(saved, identity, folder, accept_changes) if saved is not None else []
     if saved is not None:
         log.info("resuming after round %d", saved.round)
-        start, completed = Beginning(saved.first, saved.model, saved.server, saved.clients), saved.round
+        start, completed = Beginning.of(saved), saved.round
     else:
-        start = beginning(config, module) if runtime.is_main else Beginning()
+        start = beginning(config, module, identity.data) if runtime.is_main else Beginning()
         completed = start.first
     start, completed = _share(module, start, completed, runtime)
-    phases = Phases(config, module.to(runtime.device), federation, runtime, start.first)
+    phases = Phases(config, module.to(runtime.device), federation, runtime, start.first, start.first_phase)
     phases.resume(completed, start.server, start.clients, start.carries_on)
     write_account(config, runtime, federation, phases.module, folder, completed, identity, accepted)
     if runtime.is_main and completed > start.first:
         events.write(RESUMED, round=completed)
+    elif runtime.is_main and completed:
+        events.write(BRANCHED, round=completed)
 
     tracker = _trackers(config, folder, completed, phases.last, console) if runtime.is_main else NullTracker()
     try:
@@ -136,7 +138,7 @@ def _work(
         folder.check()
         write_model(folder.model, phases.module.state_dict())
         fault = server_fault(parameters_to_vector(phases.module.parameters()), config.schedule()[-1])
-        summary = _summarize(config, runtime, folder, identity, phases.module, fault)
+        summary = _summarize(config, runtime, folder, identity, phases, fault)
         write_json(folder.summary, summary)
         facts: dict[str, Any] = {"round": done}
         if "reason" in summary:
@@ -167,15 +169,18 @@ def _share(module: nn.Module, start: Beginning, completed: int, runtime: Runtime
     Only rank 0 reads files, so that all ranks go on from the same round whatever each of them can see.
     """
     collectives = runtime.collectives
-    header = torch.tensor([completed, len(start.server), start.first, start.carries_on])
-    completed, num_tensors, first, carries_on = collectives.broadcast(header, "broadcast of the round").tolist()
+    began = [start.first, start.first_phase, start.carries_on]
+    header = collectives.broadcast(torch.tensor([completed, len(start.server), *began]), "broadcast of the round")
+    completed, num_tensors, *began = header.tolist()
     if start.model:
         _load_model(module, start.model, completed)
     with torch.no_grad():
         for name, tensor in module.state_dict().items():
             tensor.copy_(collectives.broadcast(tensor.to(runtime.device), f"broadcast of {name}"))
     server = _broadcast_tensors(start.server, num_tensors, collectives, runtime.device)
-    return replace(start, first=first, server=server, carries_on=bool(carries_on)), int(completed)
+    first, phase, carries_on = began
+    start = replace(start, first=first, first_phase=phase, server=server, carries_on=bool(carries_on))
+    return start, int(completed)
 
 
 def _load_model(module: nn.Module, model: Mapping[str, Tensor], completed: int) -> None:
@@ -234,11 +239,11 @@ def _trackers(config: Config, folder: RunFolder, completed: int, last: int, cons
 
 
 def _summarize(
-    config: Config, runtime: Runtime, folder: RunFolder, identity: Identity, module: nn.Module, advice: str
+    config: Config, runtime: Runtime, folder: RunFolder, identity: Identity, phases: Phases, advice: str
 ) -> dict[str, Any]:
     records = read(folder.metrics)
     changes = accepted_changes(folder)
-    reason = no_result(records, module.state_dict(), advice)
+    reason = no_result(records, phases.module.state_dict(), advice)
     metric, direction = config.headline()
     final, best = records[-1] if records else {}, best_of(records, metric, direction)
     return {
@@ -246,11 +251,18 @@ def _summarize(
         "status": "diverged" if reason else "finished",
         **({"reason": reason} if reason else {}),
         "rounds": config.rounds,
+        **({"rounds_before": phases.first} if phases.first else {}),
         f"final_{metric}": final.get(metric),
         **({"final_test_loss": final.get("test_loss")} if "test_loss" in final else {}),
         f"best_{metric}": best.get(metric),
         "best_round": best.get("round"),
-        "headline": {"metric": metric, "direction": direction},
+        "headline": {
+            "metric": metric,
+            "direction": direction,
+            "final": final.get(metric),
+            "best": best.get(metric),
+            "best_round": best.get("round"),
+        },
         "phases": by_phase(records, metric, direction),
         "clients_skipped": sum(record.get("clients_skipped", 0) for record in records),
         "rounds_without_clients": sum(num_contributing(record) == 0 for record in records),

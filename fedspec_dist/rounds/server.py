@@ -44,6 +44,7 @@ class LocalRows:
 
     updates: Tensor  # [num_local_clients, columns.padded]
     uploads: Mapping[str, Tensor] = field(default_factory=dict)  # of the same shape each
+    short: Mapping[str, Tensor] = field(default_factory=dict)  # [num_local_clients, width] float64 each
     sketches: Tensor | None = None  # [sum of local ranks, columns.padded], client after client
     buffers: Tensor | None = None  # [num_local_clients, n], that are averaged
 
@@ -119,6 +120,7 @@ class FederatedServer:
         sketch_blocks = None
         if rows.sketches is not None:
             sketch_blocks = exchange(rows.sketches, _sketch_owners(facts), self.columns, self._collectives)
+        short = _gathered(rows.short, facts.owners, self._collectives)
         self._buffer_rows = None
         if rows.buffers is not None:
             self._buffer_rows = gather_rows(rows.buffers, facts.owners, self._collectives)
@@ -133,8 +135,10 @@ class FederatedServer:
             ColumnSlicing(self._matrix_columns, self._matrix_collectives),
             self._layout.segments,
             self._sketches(sketch_blocks, facts),
-            {name: self._matrix(part) for name, part in blocks.items()},
+            {**{name: self._matrix(part) for name, part in blocks.items()}, **short},
             test_class_counts=self._test_class_counts,
+            seed=self._seed,
+            memory=self._memory,
         )
 
     def step(self, theta: Tensor, cohort: Cohort | None, round_index: int) -> tuple[Tensor, dict[str, float]]:
@@ -174,6 +178,7 @@ class FederatedServer:
 
     def _step(self, cohort: Cohort, round_index: int) -> tuple[Tensor, dict[str, float]]:
         methods = self._methods
+        cohort = replace(cohort, round_index=round_index, method="server.weights")
         if self._proxy is not None:
             cohort = replace(cohort, proxy=self._proxy(round_index, self._matrix_collectives))
         weights = methods.weighting.weigh(cohort, self._weighting_state)
@@ -181,8 +186,8 @@ class FederatedServer:
         cohort = replace(cohort, weights=weights.values)
         if self._buffer_rows is not None:
             self.buffers = _weighted_mean(self._buffer_rows, weights.values)
-        transformed, diagnostics = self._transformed(cohort, round_index)
-        direction = methods.aggregator.direction(transformed)
+        transformed, diagnostics = self._transformed(cohort)
+        direction = methods.aggregator.direction(replace(transformed, method="server.aggregator"))
         _require_kind("server.aggregator", methods.aggregator, "direction", direction, Direction)
         step = direction.slice
         if methods.filter is not None:
@@ -190,7 +195,7 @@ class FederatedServer:
             methods.filter.prepare(round_index + 1, seeding.torch_seed(self._seed, "server filter", round_index))
             methods.filter(whole)
             step = cohort.slicing.slice(whole)
-        step = methods.algorithm.server_step(cohort, step, self._vectors)
+        step = methods.algorithm.server_step(replace(cohort, method="local.algorithm"), step, self._vectors)
         part = cohort.slicing.slice(cohort.theta)
         if weights.shrink != 1:
             step = weights.shrink * step + (weights.shrink - 1) * part.double()
@@ -201,12 +206,12 @@ class FederatedServer:
         self._checksum = checksum([weights.values, weights.shrink, *(told[name] for name in sorted(told)), *used])
         return part, diagnostics
 
-    def _transformed(self, cohort: Cohort, round_index: int) -> tuple[Cohort, dict[str, float]]:
+    def _transformed(self, cohort: Cohort) -> tuple[Cohort, dict[str, float]]:
         """The round as the aggregator sees it. The local method's server half has the rows as they were received."""
-        cohort = replace(cohort, seed=self._seed, round_index=round_index, memory=self._memory)
         diagnostics: dict[str, float] = {}
-        for transform, state in zip(self._methods.transforms, self._transform_states, strict=True):
-            transformed = transform.apply(cohort, state)
+        for place, pair in enumerate(zip(self._methods.transforms, self._transform_states, strict=True)):
+            transform, state = pair
+            transformed = transform.apply(replace(cohort, method=f"server.transforms.{place}"), state)
             cohort = transformed.cohort
             diagnostics |= transformed.diagnostics
         return cohort, diagnostics
@@ -273,6 +278,17 @@ class FederatedServer:
         return Sketches(self._matrix(blocks), torch.cat(list(facts.eigenvalues)), torch.cat(owners))
 
 
+def _gathered(
+    short: Mapping[str, Tensor], owners: Sequence[Sequence[int]], collectives: Collectives
+) -> dict[str, Tensor]:
+    """Name -> `[K, width]`, on the CPU of every rank, from each rank's rows; all names travel together."""
+    if not short:
+        return {}
+    together = gather_rows(torch.cat(list(short.values()), dim=1), owners, collectives).cpu()
+    parts = together.split([rows.shape[1] for rows in short.values()], dim=1)
+    return dict(zip(short, parts, strict=True))
+
+
 def _weighted_mean(rows: Tensor, weights: Tensor) -> Tensor:
     """`sum_k w_k b_k` of `rows [K, n]`, added in order in float64, in their own type."""
     total = rows.new_zeros(rows.shape[1], dtype=torch.float64)
@@ -297,8 +313,9 @@ def require_agreement(checks: Tensor, round_number: int) -> None:
     if what:
         raise RanksDisagreeError(
             f"after round {round_number} not all ranks have the same {what}. Every rank computes these for itself: a "
-            "method of a plugin must draw from the global generators of torch, numpy or python, which are keyed (not "
-            "from one that it seeds itself from the time), and must not depend on rank, host, time or a set's order"
+            "method of a plugin must draw from cohort.generator() or the global generators of torch, numpy or python, "
+            "which are keyed (not from one that it seeds itself from the time), and must not depend on rank, host, "
+            "time or a set's order"
         )
 
 

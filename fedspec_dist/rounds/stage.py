@@ -12,21 +12,25 @@ import torch
 from torch import Tensor, nn
 
 from fedspec_dist.clients.algorithms.base import LocalAlgorithm
-from fedspec_dist.clients.executors.base import BatchOf, ClientWork, Executor, Kept, Rows, Sent, Statistics
-from fedspec_dist.clients.executors.batched import BatchedExecutor, groups, why_not_batched
+from fedspec_dist.clients.executors.base import BatchOf, ClientWork, Executor, Kept, Rows, Sent
+from fedspec_dist.clients.executors.batched import BatchedExecutor
+from fedspec_dist.clients.executors.groups import groups
 from fedspec_dist.clients.executors.sequential import SequentialExecutor
-from fedspec_dist.clients.sketching import FISHER_DIAGONAL, DiagonalFisher, Sketcher
+from fedspec_dist.clients.statistics.base import Collector
 from fedspec_dist.clients.step import Filter, LocalMethods
-from fedspec_dist.config import Config, Phase, methods
-from fedspec_dist.core.batch import Batch, Inputs
+from fedspec_dist.clients.vectors import widths
+from fedspec_dist.config import Choice, Config, Phase, methods
+from fedspec_dist.core.batch import Batch
 from fedspec_dist.core.buffers import MovingBuffers, moving_buffers
 from fedspec_dist.core.cohort import Clients, Proxy
+from fedspec_dist.core.draws import keyed
 from fedspec_dist.core.parameters import ParameterLayout, Segment, joined
 from fedspec_dist.data.dataset import Dataset, Examples
 from fedspec_dist.data.images.augment import Augmentation
 from fedspec_dist.distributed.assignment import assign
 from fedspec_dist.distributed.collectives import Collectives
 from fedspec_dist.distributed.columns import Columns
+from fedspec_dist.models.modes import evaluating
 from fedspec_dist.models.network import Network
 from fedspec_dist.processes.gpus import spare_memory
 from fedspec_dist.processes.runtime import Runtime
@@ -44,6 +48,8 @@ from fedspec_dist.rounds.federation import (
 from fedspec_dist.rounds.proxy import ServerProxy
 from fedspec_dist.rounds.sampling import Workload, client_work, workload
 from fedspec_dist.rounds.server import FederatedServer, ServerMethods
+from fedspec_dist.rounds.statistics import build_statistics, check_statistics, material, max_rank
+from fedspec_dist.tasks.base import Task
 
 
 class Stage:
@@ -87,32 +93,29 @@ class Stage:
         ]
         aggregator = _make(methods.AGGREGATORS, phase.server.aggregator)
         shared = self.layout.shared
-        statistics: Statistics | None = None
-        self.sketches = "sketches" in aggregator.needs
-        if self.sketches:
-            budget = config.runtime.sketch_memory_mb * 2**20
-            spare = spare_memory(runtime.device, runtime.environment)
-            statistics = Sketcher(module, shared, self.task, self._inputs_of, aggregator, budget, spare)
-        elif FISHER_DIAGONAL in aggregator.needs:
-            statistics = DiagonalFisher(module, shared, self.task, self._inputs_of)
+        self.max_rank = max_rank(phase)
+        spare = spare_memory(runtime.device, runtime.environment) if self.max_rank else 0
+        given = material(config, phase, module, self.layout, federation.dataset, self.task, spare)
+        made = build_statistics(phase, given)
+        statistics = Collector(made, module, len(shared)) if made else None
         local = self._local_methods()
         batch_of = image_batches(self.augmentation, train) if federation.dataset.are_images else plain_batches(train)
         self.executor: Executor
         if config.runtime.executor == "batched":
-            private = self.layout.num_shared < len(self.layout)
-            if why := why_not_batched(module, local, self.task, names, private):
-                raise ValueError(f"runtime.executor: got 'batched', but {why}; or choose sequential")
             size = config.runtime.clients_per_batch
-            self.executor = BatchedExecutor(
-                module, self.layout, self.task, local, batch_of, self.kept, size, statistics
-            )
+            batched = BatchedExecutor(module, self.layout, self.task, local, batch_of, self.kept, size, statistics)
+            with keyed(runtime.device, config.seed, "trial"):
+                why = batched.why_not(trial(federation.dataset), names, acts_on_features(phase))
+            if why:
+                raise ValueError(f"runtime.executor: got 'batched', but {why}; or choose sequential")
+            self.executor = batched
         else:
             self.executor = SequentialExecutor(
                 module, self.layout, self.task, local, batch_of, self.kept, self._moving, statistics
             )
         self.theta = self.layout.flatten(module)
-        self.uploads = (*self._algorithm.uploads, *([FISHER_DIAGONAL] if FISHER_DIAGONAL in aggregator.needs else []))
-        self.max_rank = max_rank(phase)
+        of_statistics = {name: each.width for name, each in made.items() if not each.is_matrix}
+        self._widths = widths(self._algorithm.uploads) | of_statistics
         self.columns = cut_columns(config, phase, len(shared), runtime.num_ranks, len(federation.clients))
         self.server = FederatedServer(
             ServerMethods(
@@ -149,12 +152,16 @@ class Stage:
     def rows(self, num_clients: int) -> Rows:
         """Room for the results of so many clients."""
 
-        def table(width: int) -> Tensor:
-            return self.theta.new_zeros(num_clients, width)
+        def table(width: int, dtype: torch.dtype | None = None) -> Tensor:
+            return self.theta.new_zeros(num_clients, width, dtype=dtype)
 
         padded = self.columns.padded
-        buffers = table(self._num_averaged) if self._num_averaged else None
-        return Rows(table(padded), {name: table(padded) for name in self.uploads}, buffers)
+        return Rows(
+            table(padded),
+            {name: table(padded) for name, width in self._widths.items() if width is None},
+            {name: table(width, torch.float64) for name, width in self._widths.items() if width is not None},
+            table(self._num_averaged) if self._num_averaged else None,
+        )
 
     def work(self, round_index: int, client: int, load: Workload, state: Tensor | None) -> ClientWork:
         federation = self._federation
@@ -239,9 +246,6 @@ class Stage:
         layout, seed = self.layout.shared, self._config.seed
         return partial(ServerProxy, module, layout, self.task, examples, batch_size, seed)
 
-    def _inputs_of(self, positions: Tensor) -> Inputs:
-        return self._federation.dataset.train.batch(positions).inputs
-
     def _local_methods(self) -> LocalMethods:
         local = self.phase.local
         return LocalMethods(
@@ -307,8 +311,8 @@ def check_phase(
     """
     try:
         algorithm = make_algorithm(phase)
-        if algorithm.needs_features:
-            _check_features(config, phase, algorithm, module, layout)
+        if acts_on_features(phase):
+            _check_features(config, phase, algorithm, module, layout, dataset)
         algorithm.bind(layout.segments)
         kept_ranges(phase, layout)
         for number, stint in enumerate(phase.local.schedule):
@@ -325,10 +329,14 @@ def check_phase(
         for choice in phase.server.transforms:
             _make(methods.TRANSFORMS, choice)
         _make(methods.SERVER_OPTIMIZERS, phase.server.optimizer)
-        _check_needs(phase)
         _check_classes(config, phase, dataset)
-        if aggregator_needs(phase):
-            make_task(config, dataset).check_curvature(dataset)
+        if acts_on_features(phase) and type(make_task(config, dataset)).output_loss is Task.output_loss:
+            raise ValueError(
+                f"local.algorithm: {phase.local.algorithm.type} needs a loss of the model's outputs, which task "
+                f"{config.task.type} does not have (output_loss); allowed with it: a method that does not act on "
+                f"features"
+            )
+        check_statistics(config, phase, module, layout, dataset, make_task(config, dataset), algorithm)
         _make(methods.AGGREGATORS, phase.server.aggregator).check(layout.shared.segments)
     except ValueError as error:
         raise ValueError(f"{prefix}{error}") from error
@@ -346,27 +354,28 @@ def _check_classes(config: Config, phase: Phase, dataset: Dataset) -> None:
             )
 
 
-def _check_needs(phase: Phase) -> None:
-    """Ours hold this by themselves; a plugin's may not."""
-    choice, needs = phase.server.aggregator, aggregator_needs(phase)
-    if unknown := sorted(set(needs) - {"sketches", FISHER_DIAGONAL}):
-        raise ValueError(f"server.aggregator: {choice.type} needs {unknown[0]!r}; allowed: sketches, {FISHER_DIAGONAL}")
-    settings = ("rank", "oversampling", "power_iterations")
-    if "sketches" in needs and not all(hasattr(choice, name) for name in settings):
-        raise ValueError(
-            f"server.aggregator: {choice.type} needs sketches, so it must have the parameters {', '.join(settings)}, "
-            "as fipa has"
-        )
-
-
 def _check_features(
-    config: Config, phase: Phase, algorithm: LocalAlgorithm, module: nn.Module, layout: ParameterLayout
+    config: Config,
+    phase: Phase,
+    algorithm: LocalAlgorithm,
+    module: nn.Module,
+    layout: ParameterLayout,
+    dataset: Dataset,
 ) -> None:
     name = phase.local.algorithm.type
     if not isinstance(module, Network):
         raise ValueError(
             f"local.algorithm: {name} acts on features, but model.type {config.model.type} has no represent(): derive "
             "it from fedspec_dist.models.network.Network"
+        )
+    with torch.no_grad(), evaluating(module):
+        inputs = trial(dataset.to(next(module.parameters()).device)).inputs
+        shape = list(module.represent(inputs).shape[1:])  # type: ignore[arg-type]
+    if len(shape) != 1:
+        raise ValueError(
+            f"local.algorithm: {name} acts on a row of features of each sample, but model.type {config.model.type} "
+            f"gives "
+            f"{shape}, one at each place; allowed with it: a method that needs no features"
         )
     behind = (f"{module.classifier}.", *(["projection."] if algorithm.needs_levels else []))
     if all(segment.name.startswith(behind) for segment in layout.segments):
@@ -381,13 +390,11 @@ def make_algorithm(phase: Phase) -> LocalAlgorithm:
     return made
 
 
-def aggregator_needs(phase: Phase) -> frozenset[str]:
-    """What the phase's aggregator asks of clients besides updates."""
-    needs: frozenset[str] = methods.AGGREGATORS[phase.server.aggregator.type].load().needs
-    return needs
+def acts_on_features(phase: Phase) -> bool:
+    return "features" in methods.LOCAL_ALGORITHMS[phase.local.algorithm.type].all_needs()
 
 
-def filtered_layers(choice: Any, layout: ParameterLayout) -> list[Segment]:
+def filtered_layers(choice: Choice, layout: ParameterLayout) -> list[Segment]:
     """Those that match `layers` and have at least `min_size` entries and `min_dim` axes."""
     return [
         segment
@@ -396,15 +403,10 @@ def filtered_layers(choice: Any, layout: ParameterLayout) -> list[Segment]:
     ]
 
 
-def make_filter(choice: Any, layout: ParameterLayout) -> Filter:
+def make_filter(choice: Choice, layout: ParameterLayout) -> Filter:
     layers = filtered_layers(choice, layout)
     made: Filter = methods.FILTERS[choice.type].build(layers, **choice.parameters(without=methods.FILTER_COMMON))
     return made
-
-
-def max_rank(phase: Phase) -> int:
-    """The most eigenvectors that a client brings to a round of this phase."""
-    return int(getattr(phase.server.aggregator, "rank", 0)) if "sketches" in aggregator_needs(phase) else 0
 
 
 def cut_columns(config: Config, phase: Phase, num_parameters: int, num_ranks: int, num_clients: int) -> Columns:
@@ -413,5 +415,5 @@ def cut_columns(config: Config, phase: Phase, num_parameters: int, num_ranks: in
     return cut(num_parameters, num_ranks, max_rank(phase) * config.cohort_size(num_clients))
 
 
-def _make(table: Mapping[str, methods.Method], choice: Any) -> Any:
+def _make(table: Mapping[str, methods.Method], choice: Choice) -> Any:
     return table[choice.type].build(**choice.parameters())

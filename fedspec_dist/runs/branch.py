@@ -37,19 +37,20 @@ def _checkpoint(folder: Path, number: int | None) -> Path:
     there = ", ".join(str(round_of(path)) for path in reversed(found))
     raise ConfigError(
         f"init.round: got {number}, but the checkpoints in {folder} are of the rounds {there} (checkpoint.keep says "
-        f"how "
-        "many stay); allowed: one of these"
+        "how many stay); allowed: one of these"
     )
 
 
-def continued(run: Path, overrides: list[str]) -> tuple[str, list[str]]:
+def continued(run: Path, file: str | None, overrides: list[str]) -> tuple[str, list[str]]:
     """The config file and the overrides with which a run is carried on: its own, from its newest checkpoint.
 
     Of several phases, the last one goes on. `rounds=N` among the overrides is the number of further rounds.
 
     Raises:
-        ConfigError: it is no run's folder, or has no checkpoint.
+        ConfigError: it is no run's folder, or has no checkpoint; or there is another config file.
     """
+    if file is not None:
+        raise ConfigError(f"--continue-from: takes the config of that run; leave out {file}")
     path = run / "config.yaml"
     if not path.is_file():
         raise ConfigError(f"--continue-from: {run} has no config.yaml; allowed is the folder of a run")

@@ -1,6 +1,7 @@
 """`events.jsonl`: what became of a run, one JSON object a line, written by the run itself.
 
     started    rank 0 has the run folder; `headline`: the metric that counts, and whether `max` or `min` is better
+    branched   from another run, whose `round` rounds its own are counted on from
     resumed    from the checkpoint of `round`
     stopped    `by` a signal, after `round`
     failed     `kind` (see failures.py), `rank`, `host`, `message`
@@ -25,8 +26,9 @@ from fedspec_dist.core.failures import Kind, Origin, kind_of
 from fedspec_dist.runs.safe_files import read_objects
 from fedspec_dist.runs.text_files import append_line
 
-STARTED, RESUMED, STOPPED, FAILED, DIVERGED, FINISHED = (
+STARTED, BRANCHED, RESUMED, STOPPED, FAILED, DIVERGED, FINISHED = (
     "started",
+    "branched",
     "resumed",
     "stopped",
     "failed",
@@ -120,6 +122,12 @@ def headline(events: Sequence[Event]) -> tuple[str, str]:
     said = [event.facts["headline"] for event in events if "headline" in event.facts]
     sound = [pair for pair in said if isinstance(pair, list) and len(pair) == 2 and pair[1] in ("max", "min")]
     return (str(sound[-1][0]), sound[-1][1]) if sound else ("test_accuracy", "max")
+
+
+def rounds_before(events: Sequence[Event]) -> int:
+    """How many rounds came before those of the run, in the runs that it branched from."""
+    said = [event.facts.get("round") for event in events if event.name == BRANCHED]
+    return said[-1] if said and type(said[-1]) is int else 0
 
 
 def diverged_at_a_client(event: Event) -> bool:

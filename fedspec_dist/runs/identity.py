@@ -95,6 +95,9 @@ def used_plugins(config: Config) -> list[str]:
                 choices = getattr(phase.server, name)
                 chosen += [(key, choice) for choice in (choices if isinstance(choices, list) else [choices])]
     targets = [methods.FAMILIES[key].table[choice.type].target for key, choice in chosen]
+    if any(key.startswith("server.") and not methods.FAMILIES[key].table[c.type].is_ours for key, c in chosen):
+        # Which statistics they use, their classes say, which are not loaded here.
+        targets += [entry.target for entry in methods.STATISTICS.values()]
     if config.model.type == "module":
         targets.append(config.model.path)
     return sorted({target.partition(":")[0] for target in targets if not target.startswith(".")})

@@ -5,25 +5,17 @@ The direction points downhill, so it is added. Arithmetic and state are float64;
 
 from __future__ import annotations
 
-from math import inf
-
 import torch
 from torch import Tensor
-
-from fedspec_dist.core.checks import require
 
 
 class Sgd:
     """`theta + lr * direction`. `lr = 1` with the weighted mean of the updates is FedAvg.
 
     Reddi et al., "Adaptive Federated Optimization", 2021, algorithm 1 with SGD as the server optimizer.
-
-    Raises:
-        ValueError: `lr` is not positive.
     """
 
-    def __init__(self, lr: float = 1.0) -> None:
-        require(0 < lr < inf, "server.optimizer.lr", "above 0", lr)
+    def __init__(self, lr: float) -> None:
         self.lr = lr
 
     def initial_state(self, num_columns: int) -> dict[str, Tensor]:
@@ -42,14 +34,9 @@ class Momentum:
 
     T.-M. H. Hsu, H. Qi, M. Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
     Classification", 2019, section 4.3 (number from memory).
-
-    Raises:
-        ValueError: a parameter is out of range.
     """
 
-    def __init__(self, lr: float = 1.0, beta: float = 0.9) -> None:
-        require(0 < lr < inf, "server.optimizer.lr", "above 0", lr)
-        require(0 <= beta < 1, "server.optimizer.beta", "at least 0 and below 1", beta)
+    def __init__(self, lr: float, beta: float) -> None:
         self.lr, self.beta = lr, beta
 
     def initial_state(self, num_columns: int) -> dict[str, Tensor]:
@@ -74,17 +61,10 @@ class Adaptive:
 
     S. Reddi et al., "Adaptive Federated Optimization", ICLR 2021, algorithm 2. The default rates are those of Flower's
     reproduction of its CIFAR-10 experiment.
-
-    Raises:
-        ValueError: a parameter is out of range.
     """
 
     def __init__(self, lr: float, beta1: float, tau: float, initial_accumulator: float | None) -> None:
-        require(0 < lr < inf, "server.optimizer.lr", "above 0", lr)
-        require(0 <= beta1 < 1, "server.optimizer.beta1", "at least 0 and below 1", beta1)
-        require(0 < tau < inf, "server.optimizer.tau", "above 0", tau)
         start = tau**2 if initial_accumulator is None else initial_accumulator
-        require(0 <= start < inf, "server.optimizer.initial_accumulator", "at least 0, or null for tau^2", start)
         self.lr, self.beta1, self.tau, self.initial_accumulator = lr, beta1, tau, start
 
     def initial_state(self, num_columns: int) -> dict[str, Tensor]:
@@ -106,11 +86,6 @@ class Adaptive:
 class Adagrad(Adaptive):
     """FedAdagrad: `v <- v + d^2`."""
 
-    def __init__(
-        self, lr: float = 0.1, beta1: float = 0.0, tau: float = 0.01, initial_accumulator: float | None = None
-    ) -> None:
-        super().__init__(lr, beta1, tau, initial_accumulator)
-
     def accumulate(self, v: Tensor, square: Tensor) -> None:
         v.add_(square)
 
@@ -118,14 +93,13 @@ class Adagrad(Adaptive):
 class _Decaying(Adaptive):
     def __init__(
         self,
-        lr: float = 0.01,
-        beta1: float = 0.9,
-        beta2: float = 0.99,
-        tau: float = 0.001,
-        initial_accumulator: float | None = None,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        tau: float,
+        initial_accumulator: float | None,
     ) -> None:
         super().__init__(lr, beta1, tau, initial_accumulator)
-        require(0 <= beta2 <= 1, "server.optimizer.beta2", "between 0 and 1", beta2)
         self.beta2 = beta2
 
 

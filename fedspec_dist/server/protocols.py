@@ -15,13 +15,14 @@ from fedspec_dist.core.parameters import Segment
 class Aggregator(Protocol):
     """`Cohort -> Direction`.
 
-    `needs` names what it asks of the clients besides updates: `sketches` (leading eigenpairs of the Fisher matrix at
-    the model they were sent) or `fisher_diagonal` (the diagonal at their trained model, in `cohort.uploads`).
+    What it asks of the clients besides updates stands beside its line in `config/methods.py`: `needs`, out of
+    `config.methods.STATISTICS` and what plugins register there. `sketches` come as `cohort.sketches`, vectors as long
+    as the model as `cohort.rows("gradient")`, short ones as `cohort.short("mean_features")`. Weightings and transforms
+    may have such needs, too. All of them are told the round, `cohort.round_index`, and have draws that are the same on
+    every rank: `cohort.generator()`.
     Where there is an attribute `memory`, it names vectors that the server keeps from round to round: float64 slices in
     `cohort.memory`, zero at first, which the aggregator changes in place.
     """
-
-    needs: ClassVar[frozenset[str]]
 
     def check(self, segments: Sequence[Segment]) -> None:
         """Before the run. Raises ValueError when these layers do not suit the method."""
@@ -30,10 +31,9 @@ class Aggregator(Protocol):
 
 
 class AnyLayers:
-    """What aggregators are that take any model, and ask for no more than updates unless they say so in `needs`."""
+    """What aggregators are that take any model."""
 
     memory: ClassVar[tuple[str, ...]] = ()
-    needs: ClassVar[frozenset[str]] = frozenset()
 
     def check(self, segments: Sequence[Segment]) -> None:
         """Nothing to say."""
@@ -75,10 +75,9 @@ class Weights:
 class Weighting(Protocol):
     """`Cohort -> Weights`. What it remembers is in `state`: small tensors, the same bits on every rank.
 
-    The `weights` of the cohort that it is given are the clients' shares of the samples.
+    The `weights` of the cohort that it is given are the clients' shares of the samples. One whose line needs `proxy`
+    finds samples of the server's own in the cohort.
     """
-
-    needs_proxy: ClassVar[bool]
 
     def initial_state(self, num_samples: Tensor) -> dict[str, Tensor]:
         """From the samples of all N clients, `[N]` int64."""

@@ -65,12 +65,36 @@ class Task:
         raise NotImplementedError
 
     def curvature(self, outputs: Tensor, tangents: Tensor) -> Tensor:
-        """`S_n T_n` for `tangents [B, C, l]`: `S_n [C, C]` is the Hessian of a sample's loss in its outputs."""
+        """`S_n T_n` for `tangents [B, C, l]`: `S_n [C, C]` is the Fisher matrix of a sample's outputs, which is the
+        Hessian of its loss up to a factor that all samples share."""
         raise NotImplementedError
 
     def curvature_root(self, outputs: Tensor, jacobian: Tensor) -> Tensor:
         """`F_n J_n` for `jacobian [B, C, l]`, with `F_n^T F_n = S_n`."""
         raise NotImplementedError
+
+
+def suited(targets: Tensor | None) -> str:
+    """What targets are and which task of the package takes them, for a message about another one."""
+    if targets is None:
+        return "none; allowed with it: a task of your own, whose loss takes no targets (docs/your-own.md)"
+    found = f"targets of shape {list(targets.shape)} and type {str(targets.dtype)[6:]}"
+    if targets.dim() > 2:
+        return f"{found}; allowed with them: a task of your own (docs/your-own.md)"
+    if targets.is_floating_point():
+        return f"{found}; allowed with real numbers: task regression"
+    if targets.dim() == 2:
+        return f"{found}; allowed with a class at each place: task language"
+    return f"{found}; allowed with a class for each sample: task classification, or language"
+
+
+def check_classes(task: str, targets: Tensor, num_classes: int, otherwise: str = "") -> None:
+    """Raises ValueError, naming `task`, unless all targets are `0 .. num_classes - 1`."""
+    if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < num_classes:
+        raise ValueError(
+            f"task: {task}: the targets range from {int(targets.min())} to {int(targets.max())}; allowed are 0 to "
+            f"{num_classes - 1}{otherwise}"
+        )
 
 
 def has_curvature(task: Any) -> bool:

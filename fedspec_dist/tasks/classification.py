@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedspec_dist.core.batch import Batch
-from fedspec_dist.tasks.base import Task
+from fedspec_dist.tasks.base import Task, check_classes, suited
 
 
 class Classification(Task):
@@ -20,11 +20,11 @@ class Classification(Task):
     def check(self, data: Any) -> None:
         targets = data.train.targets
         if targets is None or targets.dim() != 1 or targets.is_floating_point():
-            found = "none" if targets is None else f"shape {list(targets.shape)} and type {targets.dtype}"
             raise ValueError(
-                f"task: classification needs a class number for each sample; the data set's targets have {found}; "
-                "allowed with it: task regression, for numbers, or language, for a class at each place of a sequence"
+                f"task: classification needs a class number for each sample; the data set has {suited(targets)}"
             )
+        for split in (data.train, data.test):
+            check_classes("classification", split.targets, data.num_outputs)
 
     def check_outputs(self, model_name: str, outputs: Any, batch: Batch, num_outputs: int) -> None:
         expected = (len(batch), num_outputs)

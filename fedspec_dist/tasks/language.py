@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedspec_dist.core.batch import Batch
-from fedspec_dist.tasks.base import Task
+from fedspec_dist.tasks.base import Task, check_classes, suited
 from fedspec_dist.tasks.classification import Classification
 
 
@@ -26,25 +26,20 @@ class Language(Task):
 
     num_sums: ClassVar[int] = 3
 
-    def __init__(self, ignore_index: int = -100) -> None:
+    def __init__(self, ignore_index: int) -> None:
         self.ignore_index = ignore_index
 
     def check(self, data: Any) -> None:
         targets = data.train.targets
         if targets is None or targets.is_floating_point() or targets.dim() > 2:
-            found = "none" if targets is None else f"shape {list(targets.shape)} and type {targets.dtype}"
             raise ValueError(
-                "task: language needs a whole number for each sequence, or for each place of it; the targets of the "
-                "data "
-                f"set have {found}; allowed with real numbers: task regression"
+                "task: language needs a whole number for each sequence, or for each place of it; the data set has "
+                f"{suited(targets)}"
             )
+        otherwise = f", and task.ignore_index, which is {self.ignore_index}"
         for split in (data.train, data.test):
             counted = split.targets[split.targets != self.ignore_index]
-            if counted.numel() and not 0 <= int(counted.min()) <= int(counted.max()) < data.num_outputs:
-                raise ValueError(
-                    f"task: language: the targets range from {int(counted.min())} to {int(counted.max())}; "
-                    f"allowed are 0 to {data.num_outputs - 1}, and task.ignore_index, which is {self.ignore_index}"
-                )
+            check_classes("language", counted, data.num_outputs, otherwise)
 
     def check_outputs(self, model_name: str, outputs: Any, batch: Batch, num_outputs: int) -> None:
         super().check_outputs(model_name, outputs, batch, num_outputs)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from fedspec_dist.core.batch import Batch
-from fedspec_dist.tasks.base import Task
+from fedspec_dist.tasks.base import Task, suited
 
 
 class Regression(Task):
@@ -29,10 +29,14 @@ class Regression(Task):
     def check(self, data: Any) -> None:
         targets = data.train.targets
         if targets is None or not targets.is_floating_point() or targets.dim() > 2:
-            found = "none" if targets is None else f"shape {list(targets.shape)} and type {targets.dtype}"
             raise ValueError(
-                f"task: regression needs real targets, one or a row of them for each sample; the data set's have "
-                f"{found}; allowed with whole numbers: task classification, or language"
+                "task: regression needs real numbers, one or a row of them for each sample; the data set has "
+                f"{suited(targets)}"
+            )
+        if targets[0].numel() != data.num_outputs:
+            raise ValueError(
+                f"data.dataset: num_outputs is {data.num_outputs}, but a target has {targets[0].numel()} values; "
+                "allowed with task regression: as many"
             )
         self._width = data.num_outputs
 

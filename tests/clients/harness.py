@@ -75,6 +75,9 @@ def train(
         {name: zeros() for name in algorithm.uploads},
     )
     client = Client(
+        ids=range(num_clients or 1),
+        round_index=0,
+        seed=0,
         task_loss=cross_entropy,
         loss=lambda model, inputs, labels: cross_entropy(model(inputs), labels),
         lr=lr,
@@ -187,6 +190,14 @@ class Echo(nn.Module):
 
 def a_client(**changes: object) -> Client:
     """For a loss: what is not given is of no consequence."""
-    given = {"lr": 0.1, "num_steps": 1, "effective_steps": 1.0, "class_counts": torch.ones(2, dtype=torch.int64)}
+    given = {
+        "ids": (0,),
+        "round_index": 0,
+        "seed": 0,
+        "lr": 0.1,
+        "num_steps": 1,
+        "effective_steps": 1.0,
+        "class_counts": torch.ones(2, dtype=torch.int64),
+    }
     losses = {"task_loss": cross_entropy, "loss": lambda model, inputs, labels: cross_entropy(model(inputs), labels)}
     return Client(**{**losses, **given, **changes})  # type: ignore[arg-type]

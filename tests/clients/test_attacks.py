@@ -11,7 +11,7 @@ import torch
 
 from fedspec_dist.clients.attacks import Attack, Gaussian, LabelFlip, Scale, SignFlip, attackers
 from fedspec_dist.config import load
-from fedspec_dist.config.methods import FAMILIES
+from fedspec_dist.config.methods import ATTACKS, FAMILIES
 from fedspec_dist.config.own_methods import FORMS
 from fedspec_dist.rounds.federation import load_federation
 from fedspec_dist.rounds.local import NonFiniteUpdateError
@@ -45,9 +45,12 @@ def test_attacks_by_hand() -> None:
     assert spoiled(LabelFlip()) == spoiled(Attack()) == [1, -2]
     assert spoiled(SignFlip(factor=3.0)) == [-3, 6]
     assert spoiled(Scale(factor=10.0)) == [10, -20]
-    assert all(torch.equal(attack.labels(labels, 10), labels) for attack in (Attack(), SignFlip(), Scale(), Gaussian()))
+    assert all(
+        torch.equal(attack.labels(labels, 10), labels)
+        for attack in (Attack(), ATTACKS["sign_flip"].build(), ATTACKS["scale"].build(), ATTACKS["gaussian"].build())
+    )
     assert spoiled(Gaussian(2.0)) == [2 * value for value in spoiled(Gaussian(1.0))]
-    assert spoiled(Gaussian(), seed=1) != spoiled(Gaussian(), seed=0)
+    assert spoiled(ATTACKS["gaussian"].build(), seed=1) != spoiled(ATTACKS["gaussian"].build(), seed=0)
     long = torch.zeros(20000)
     Gaussian(3.0).spoil(long, 0)
     assert long.std().item() == pytest.approx(3.0, rel=0.03)
@@ -125,7 +128,7 @@ def test_the_name_of_a_run_knows_attacks_and_transforms_only_where_there_are_any
 
 
 def test_every_family_has_a_form_for_methods_of_plugins() -> None:
-    assert FORMS.keys() == FAMILIES.keys()
+    assert FORMS.keys() == FAMILIES.keys() | {"statistics"}
 
 
 @pytest.mark.slow

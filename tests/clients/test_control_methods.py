@@ -17,6 +17,7 @@ from fedspec_dist.clients.algorithms.fednova import FedNova
 from fedspec_dist.clients.algorithms.fedprox import FedProx
 from fedspec_dist.clients.algorithms.scaffold import Scaffold
 from fedspec_dist.clients.optimizers import LocalSgd
+from fedspec_dist.config.methods import LOCAL_ALGORITHMS
 from tests.clients.harness import F64, OPTIMUM, START, Federation, toy, train
 from tests.reference import dense_cohort
 
@@ -66,7 +67,7 @@ def test_the_pull_is_towards_the_anchor_and_not_towards_the_model_in_training() 
 
 
 def test_scaffold_option_2_by_hand() -> None:
-    federation = Federation(Scaffold())
+    federation = Federation(LOCAL_ALGORITHMS["scaffold"].build())
     federation.play()
     _close(federation.own[0]["control"], (0, 1.8))
     _close(federation.own[1]["control"], (2.55, -0.95))
@@ -95,7 +96,7 @@ def test_scaffold_option_1_by_hand() -> None:
 
 
 def test_scaffold_with_a_client_a_round() -> None:
-    federation = Federation(Scaffold())
+    federation = Federation(LOCAL_ALGORITHMS["scaffold"].build())
     federation.play([0])
     _close(federation.theta, (1, 0.64))
     _close(federation.own[0]["control"], (0, 1.8))
@@ -117,7 +118,9 @@ def test_scaffolds_first_round_is_fedavg_bit_for_bit(option: int) -> None:
 
 
 def test_scaffold_with_one_client_is_fedavg_bit_for_bit() -> None:
-    ours, plain = (Federation(method, [toy(1)], START / 3) for method in (Scaffold(), FedAvg()))
+    ours, plain = (
+        Federation(method, [toy(1)], START / 3) for method in (LOCAL_ALGORITHMS["scaffold"].build(), FedAvg())
+    )
     for _ in range(4):
         ours.play(num_steps=3)
         plain.play(num_steps=3)
@@ -136,13 +139,18 @@ def test_scaffold_with_one_step_of_all_clients_is_sgd(option: int) -> None:
 
 def test_scaffold_with_zero_updates_lets_the_controls_shrink() -> None:
     control, own = _vector(1.0, -2.0), _vector(0.5, 0.25)
-    still = train(Scaffold(), lambda w: own - control, own={"control": own}, received={"control": control})
+    still = train(
+        LOCAL_ALGORITHMS["scaffold"].build(),
+        lambda w: own - control,
+        own={"control": own},
+        received={"control": control},
+    )
     assert torch.equal(still.update, torch.zeros(2, dtype=F64))
     _close(still.own["control"], (-0.5, 2.25))
     state = {"control": control.clone()}
     direction = torch.zeros(2, dtype=F64)
     cohort = dense_cohort(torch.zeros(3, 2, dtype=F64), num_steps=[2, 2, 2], population=4)
-    assert Scaffold().server_step(cohort, direction, state) is direction
+    assert LOCAL_ALGORITHMS["scaffold"].build().server_step(cohort, direction, state) is direction
     _close(state["control"], (0.25, -0.5))  # times 1 - 3/4
 
 
@@ -150,7 +158,7 @@ def test_scaffold_with_zero_updates_lets_the_controls_shrink() -> None:
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_constant_gradient_becomes_the_control(momentum: float, lr: float) -> None:
     sgd = LocalSgd(momentum=momentum)
-    federation = Federation(Scaffold(), [lambda w: _vector(3.0, -4.0)], sgd=sgd)
+    federation = Federation(LOCAL_ALGORITHMS["scaffold"].build(), [lambda w: _vector(3.0, -4.0)], sgd=sgd)
     federation.play(num_steps=4, lr=lr)
     _close(federation.own[0]["control"], (3, -4))
     _close(federation.state["control"], (3, -4))
@@ -267,7 +275,14 @@ def test_feddc_counts_plain_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    "algorithm", [Scaffold(), Scaffold(option=1), FedDyn(alpha=0.5), FedDC(alpha=0.5)], ids=lambda a: type(a).__name__
+    "algorithm",
+    [
+        LOCAL_ALGORITHMS["scaffold"].build(),
+        LOCAL_ALGORITHMS["scaffold"].build(option=1),
+        FedDyn(alpha=0.5),
+        FedDC(alpha=0.5),
+    ],
+    ids=lambda a: type(a).__name__,
 )
 def test_the_common_optimum_is_reached(algorithm: LocalAlgorithm) -> None:
     federation = Federation(algorithm)
@@ -287,7 +302,7 @@ AT_OPTIMUM = [_vector(-0.75, 2.0), _vector(0.75, -2.0)]
 @pytest.mark.parametrize(
     ("algorithm", "own"),
     [
-        (Scaffold(), {"control": 1.0}),
+        (LOCAL_ALGORITHMS["scaffold"].build(), {"control": 1.0}),
         (Scaffold(option=1), {"control": 1.0}),
         (FedDyn(alpha=0.5), {"drift": -2.0}),
         (FedDC(alpha=0.5), {"control": 1.0}),
@@ -310,7 +325,14 @@ def test_the_optimum_with_its_state_stays_exactly(algorithm: LocalAlgorithm, own
 
 
 @pytest.mark.parametrize(
-    "algorithm", [Scaffold(), Scaffold(option=1), FedDyn(alpha=0.5), FedDC(alpha=0.5)], ids=lambda a: type(a).__name__
+    "algorithm",
+    [
+        LOCAL_ALGORITHMS["scaffold"].build(),
+        LOCAL_ALGORITHMS["scaffold"].build(option=1),
+        FedDyn(alpha=0.5),
+        FedDC(alpha=0.5),
+    ],
+    ids=lambda a: type(a).__name__,
 )
 def test_the_server_keeps_the_mean_over_all_clients(algorithm: LocalAlgorithm) -> None:
     """Whoever takes part, with different numbers of steps, weights and a falling learning rate."""
@@ -338,7 +360,12 @@ def test_the_server_keeps_the_mean_over_all_clients(algorithm: LocalAlgorithm) -
 
 def test_float32_state_is_rounded_once() -> None:
     cohort = dense_cohort(torch.tensor([[0.1, 0.2], [0.3, -0.7]], dtype=F64), num_steps=[2, 3], population=7)
-    for algorithm in (Scaffold(), FedDyn(), FedDC(), FedCM()):
+    for algorithm in (
+        LOCAL_ALGORITHMS["scaffold"].build(),
+        LOCAL_ALGORITHMS["feddyn"].build(),
+        LOCAL_ALGORITHMS["feddc"].build(),
+        LOCAL_ALGORITHMS["fedcm"].build(),
+    ):
         exact = {name: _vector(1 / 3, -2 / 7).float().double() for name in algorithm.server}
         rounded = {name: vector.float() for name, vector in exact.items()}
         direction = _vector(1.0, 2.0)
@@ -389,7 +416,7 @@ def test_scaffolds_control_is_fedcms_momentum_when_all_take_part() -> None:
     updates = torch.randn(4, 6, generator=torch.Generator().manual_seed(8), dtype=F64)
     cohort = dense_cohort(updates, num_steps=[1, 2, 3, 4], lr=0.05)
     states = [{name: torch.ones(6, dtype=F64)} for name in ("control", "momentum")]
-    for algorithm, state in zip((Scaffold(), FedCM(alpha=0.5)), states, strict=True):
+    for algorithm, state in zip((LOCAL_ALGORITHMS["scaffold"].build(), FedCM(alpha=0.5)), states, strict=True):
         algorithm.server_step(cohort, torch.zeros(6, dtype=F64), state)
     torch.testing.assert_close(states[0]["control"], states[1]["momentum"], rtol=1e-13, atol=1e-15)
 
@@ -416,4 +443,4 @@ def test_effective_steps_by_hand_and_by_a_constant_gradient(
 
 def test_fednova_is_proximal_only_with_mu() -> None:
     assert FedNova(mu=0.1).proximal
-    assert not FedNova().proximal
+    assert not LOCAL_ALGORITHMS["fednova"].build().proximal

@@ -15,7 +15,7 @@ from fedspec_dist.clients.algorithms.feddecorr import FedDecorr, decorrelation
 from fedspec_dist.clients.algorithms.fedlc import FedLC, calibrate, cross_entropy_among_others
 from fedspec_dist.clients.algorithms.fedrcl import FedRCL, contrast, relaxation, relaxed_contrastive
 from fedspec_dist.clients.algorithms.moon import Moon, contrastive
-from fedspec_dist.models.mlp import Mlp
+from fedspec_dist.config.methods import LOCAL_ALGORITHMS, MODELS
 from fedspec_dist.models.network import Network
 from tests import reference
 from tests.clients.harness import F64, START, Echo, a_client, toy, train
@@ -35,7 +35,7 @@ def _gradient(loss: Callable[[Tensor], Tensor], at: Tensor) -> tuple[Tensor, Ten
 
 def _network(seed: int = 0) -> Network:
     torch.manual_seed(seed)
-    model = Mlp((1, 2, 3), 3, hidden=(5, 4)).double()
+    model = MODELS["mlp"].build((1, 2, 3), 3, hidden=(5, 4)).double()
     model.add_projection(4)
     return model.double()
 
@@ -52,10 +52,12 @@ def test_calibrated_logits_by_hand() -> None:
     assert calibrated.tolist()[0] == pytest.approx([1 / 2, 2 / 3], abs=1e-15)
     assert calibrated.softmax(1).tolist()[0] == pytest.approx([0.4584295168, 0.5415704832], abs=1e-10)
     client = a_client(class_counts=torch.tensor([16, 81]))
-    loss, gradient = _gradient(lambda x: FedLC().loss(Echo(), x, torch.tensor([0]), client), z)
+    loss, gradient = _gradient(
+        lambda x: LOCAL_ALGORITHMS["fedlc"].build().loss(Echo(), x, torch.tensor([0]), client), z
+    )
     assert float(loss) == pytest.approx(0.7799487248, abs=1e-10)
     assert gradient.tolist()[0] == pytest.approx([-0.5415704832, 0.5415704832], abs=1e-10)
-    literal = FedLC(denominator="others").loss(Echo(), z, torch.tensor([0]), client)
+    literal = LOCAL_ALGORITHMS["fedlc"].build(denominator="others").loss(Echo(), z, torch.tensor([0]), client)
     assert float(literal) == pytest.approx(1 / 6, abs=1e-12)
 
 
@@ -98,7 +100,7 @@ def test_equal_counts_or_no_tau_change_nothing() -> None:
     logits, labels = _random(5, 3, seed=5), torch.tensor([0, 1, 2, 0, 1])
     assert calibrate(logits, torch.tensor([0, 4, 2]), 0.0) is logits
     equal = a_client(class_counts=torch.tensor([7, 7, 7]))
-    ours = _gradient(lambda x: FedLC(0.7).loss(Echo(), x, labels, equal), logits)
+    ours = _gradient(lambda x: LOCAL_ALGORITHMS["fedlc"].build(0.7).loss(Echo(), x, labels, equal), logits)
     torch.testing.assert_close(ours, _gradient(lambda x: cross_entropy(x, labels), logits), rtol=1e-13, atol=1e-15)
 
 
@@ -144,7 +146,7 @@ def test_without_a_pair_there_is_no_decorrelation(shape: tuple[int, int]) -> Non
 
 def test_a_batch_of_one_has_the_tasks_loss_bit_for_bit() -> None:
     model, client = _network(), a_client()
-    for method in (FedDecorr(beta=3.0), FedLC(tau=0.0)):
+    for method in (FedDecorr(beta=3.0), LOCAL_ALGORITHMS["fedlc"].build(tau=0.0)):
         loss = method.loss(model, IMAGES[:1], LABELS[:1], client)
         assert torch.equal(loss, cross_entropy(model(IMAGES[:1]), LABELS[:1]))
 
@@ -204,7 +206,7 @@ def test_features_of_zero_have_a_small_gradient(dtype: torch.dtype) -> None:
 
 def test_moon_without_a_previous_model_has_the_tasks_loss() -> None:
     model = _network()
-    loss = Moon().loss(model, IMAGES, LABELS, a_client(is_new=True, frozen={}))
+    loss = LOCAL_ALGORITHMS["moon"].build().loss(model, IMAGES, LABELS, a_client(is_new=True, frozen={}))
     assert torch.equal(loss, cross_entropy(model(IMAGES), LABELS))
 
 
@@ -229,7 +231,7 @@ def test_moon_of_a_single_client_is_fedavg() -> None:
     def gradients(loss: Tensor) -> list[Tensor]:
         return list(torch.autograd.grad(loss, list(model.parameters())))
 
-    ours = Moon().loss(model, IMAGES, LABELS, client)
+    ours = LOCAL_ALGORITHMS["moon"].build().loss(model, IMAGES, LABELS, client)
     plain = cross_entropy(model(IMAGES), LABELS)
     assert (ours - plain).item() == pytest.approx(5 * log(2))
     assert all(map(torch.equal, gradients(ours), gradients(plain)))
@@ -237,7 +239,7 @@ def test_moon_of_a_single_client_is_fedavg() -> None:
 
 def test_moon_keeps_the_model_itself() -> None:
     theta = START / 3
-    trained = train(Moon(), toy(1), theta)
+    trained = train(LOCAL_ALGORITHMS["moon"].build(), toy(1), theta)
     assert torch.equal(trained.own["previous"], trained.parameters)
     assert not torch.allclose(trained.own["previous"], theta)
 
@@ -328,15 +330,24 @@ def test_fedrcl_asks_the_model_for_its_levels() -> None:
 
 
 def test_fedrcl_names_a_model_without_hidden_layers() -> None:
-    linear = Mlp((1, 2, 3), 3, hidden=()).double()
+    linear = MODELS["mlp"].build((1, 2, 3), 3, hidden=()).double()
     with pytest.raises(ValueError, match=r"^local\.algorithm\.type: fedrcl contrasts what hidden layers put out"):
-        FedRCL().loss(linear, IMAGES, LABELS, a_client())
+        LOCAL_ALGORITHMS["fedrcl"].build().loss(linear, IMAGES, LABELS, a_client())
 
 
 # --- On a network
 
 
-@pytest.mark.parametrize("method", [FedLC(), FedDecorr(), Moon(), FedRCL()], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize(
+    "method",
+    [
+        LOCAL_ALGORITHMS["fedlc"].build(),
+        LOCAL_ALGORITHMS["feddecorr"].build(),
+        LOCAL_ALGORITHMS["moon"].build(),
+        LOCAL_ALGORITHMS["fedrcl"].build(),
+    ],
+    ids=lambda m: type(m).__name__,
+)
 def test_gradients_reach_all_parameters_and_are_finite(method: LocalAlgorithm) -> None:
     model: nn.Module = _network().float()
     frozen = {"anchor": _network(1).float(), "previous": _network(2).float()}

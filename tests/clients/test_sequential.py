@@ -18,11 +18,10 @@ from fedspec_dist.clients.executors.base import ClientWork
 from fedspec_dist.clients.optimizers import LocalSgd
 from fedspec_dist.clients.step import LocalMethods
 from fedspec_dist.clients.vectors import LocalVectors
+from fedspec_dist.config.methods import FILTERS, MODELS
 from fedspec_dist.core.parameters import ParameterLayout, Segment
 from fedspec_dist.data.batches import batch_bounds
 from fedspec_dist.filters.identity import Identity
-from fedspec_dist.filters.spectral import HighPass
-from fedspec_dist.models.cnn import Cnn
 
 IMAGES = torch.randn(23, 8, 8, 1, generator=torch.Generator().manual_seed(0)).permute(0, 3, 1, 2)
 LABELS = torch.arange(23) % 3
@@ -30,14 +29,14 @@ LABELS = torch.arange(23) % 3
 
 def _model() -> nn.Module:
     torch.manual_seed(1)
-    return Cnn((1, 8, 8), 3, width=4)
+    return MODELS["cnn"].build((1, 8, 8), 3, width=4)
 
 
 def _executor(
     module: nn.Module, ratio: float, momentum: float = 0.0, algorithm: LocalAlgorithm | None = None
 ) -> OneClient:
     layout = ParameterLayout(module)
-    kept = HighPass(layout.segments, ratio) if ratio else Identity(layout.segments)
+    kept = FILTERS["rfft"].build(layout.segments, ratio) if ratio else Identity(layout.segments)
     local = LocalMethods(kept, algorithm or FedAvg(), LocalSgd(momentum, weight_decay=0.01, clip_norm=1.0))
     return OneClient(module, layout, local, IMAGES, LABELS)
 
@@ -123,7 +122,7 @@ def test_with_the_filter_alone_updates_stay_in_its_range() -> None:
     # Plain SGD from theta: the update is a sum of filtered gradients, so filtering it again changes nothing.
     module = _model()
     layout = ParameterLayout(module)
-    filtered = HighPass(layout.segments, 0.2)
+    filtered = FILTERS["rfft"].build(layout.segments, 0.2)
     local = LocalMethods(filtered, FedAvg(), LocalSgd())
     executor = OneClient(module, layout, local, IMAGES, LABELS)
     theta = executor.vectors.parameters.clone()

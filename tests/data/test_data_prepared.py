@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedspec_dist.config.methods import DATASETS
 from fedspec_dist.data import prepared
 from fedspec_dist.data.files import DatasetNotFoundError
 from fedspec_dist.data.images.arrays import Arrays
@@ -39,7 +40,7 @@ def write_npz(root: Path, num: int = 30, **more: np.ndarray) -> Npz:
         test_labels=np.arange(8) % 4,
         **more,
     )
-    return Npz(root, False, 0, path=root / "x.npz")
+    return DATASETS["npz"].build(root, False, 0, path=root / "x.npz")
 
 
 def load(source: Npz, root: Path, prepares: bool = True) -> Dataset:
@@ -183,7 +184,7 @@ def digest(dataset: Dataset) -> str:
 
 
 def prepare_at_once(root: Path, barrier: Barrier, answers: multiprocessing.Queue) -> None:
-    source = Npz(root, False, 0, path=root / "x.npz")
+    source = DATASETS["npz"].build(root, False, 0, path=root / "x.npz")
     barrier.wait(60)
     answers.put(digest(load(source, root)))
 
@@ -266,7 +267,7 @@ def test_a_damaged_folder_is_made_again(tmp_path: Path, damage) -> None:
 
 def load_and_die(root: Path) -> None:
     prepared._install = lambda temporary, folder: os.kill(os.getpid(), signal.SIGKILL)
-    load(Npz(root, False, 0, path=root / "x.npz"), root)
+    load(DATASETS["npz"].build(root, False, 0, path=root / "x.npz"), root)
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
@@ -318,7 +319,7 @@ def test_a_full_device_is_an_oserror_with_its_number(tmp_path: Path) -> None:
 
 
 def test_missing_files_end_the_wait_when_nobody_downloads(tmp_path: Path) -> None:
-    source = Npz(tmp_path, False, 0, path="missing.npz")
+    source = DATASETS["npz"].build(tmp_path, False, 0, path="missing.npz")
     for prepares in (True, False):
         with pytest.raises(DatasetNotFoundError):
             load(source, tmp_path, prepares)
@@ -327,7 +328,7 @@ def test_missing_files_end_the_wait_when_nobody_downloads(tmp_path: Path) -> Non
 def test_waiting_for_a_download_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source = Npz(tmp_path, False, 0, path=tmp_path / "x.npz")
+    source = DATASETS["npz"].build(tmp_path, False, 0, path=tmp_path / "x.npz")
     monkeypatch.setattr(Npz, "download", True)
     monkeypatch.setattr(prepared, "_SAY_WHAT_FOR_AFTER_S", 0.5)
     naps = []

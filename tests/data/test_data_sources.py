@@ -23,7 +23,6 @@ from fedspec_dist.data.images.arrays import Arrays, channel_statistics
 from fedspec_dist.data.images.cifar import Cifar10, Cifar100
 from fedspec_dist.data.images.digits import Digits
 from fedspec_dist.data.images.fashion_mnist import FashionMnist
-from fedspec_dist.data.images.npz import Npz
 from fedspec_dist.data.images.synthetic import Synthetic
 from fedspec_dist.data.unpickle import load_plain_pickle
 
@@ -76,7 +75,7 @@ def test_synthetic(tmp_path: Path) -> None:
 
 def test_synthetic_classes_can_be_told_apart(tmp_path: Path) -> None:
     """By their spectrum's size, which shifts do not change: the nearest class mean is far better than chance."""
-    arrays = Synthetic(tmp_path, False, 0, shape=(1, 16, 16), num_train=1000, num_test=500).load()
+    arrays = DATASETS["synthetic"].build(tmp_path, False, 0, shape=(1, 16, 16), num_train=1000, num_test=500).load()
     train, test = (
         np.abs(np.fft.rfft2(images[..., 0]))[:, :4, :4].reshape(len(images), -1)
         for images in (arrays.train_images, arrays.test_images)
@@ -84,19 +83,6 @@ def test_synthetic_classes_can_be_told_apart(tmp_path: Path) -> None:
     means = np.stack([train[arrays.train_labels == label].mean(axis=0) for label in range(10)])
     nearest = np.square(test[:, None] - means).sum(axis=2).argmin(axis=1)
     assert np.mean(nearest == arrays.test_labels) > 0.4
-
-
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"shape": [3, 32]}, r"data.shape: \[3, 32\] given; allowed is \[channels, height, width\]"),
-        ({"shape": [3, 0, 3]}, r"data.shape"),
-        ({"num_train": 0}, r"data.num_train: 0 given; allowed is at least 1"),
-    ],
-)
-def test_synthetic_parameters(tmp_path: Path, parameters: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Synthetic(tmp_path, False, 0, **parameters)
 
 
 # --- checks on arrays
@@ -185,7 +171,7 @@ def test_fashion_mnist_in_each_place(tmp_path: Path, place: str) -> None:
 
 def test_a_folder_is_no_npz_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^data\.path: got .*, which is a folder; give the \.npz file in it"):
-        Npz(tmp_path, False, 0, path=tmp_path).load()
+        DATASETS["npz"].build(tmp_path, False, 0, path=tmp_path).load()
 
 
 @pytest.mark.usefixtures("no_debian_package")
@@ -374,7 +360,7 @@ def write_npz(path: Path, **changes: object) -> dict[str, np.ndarray]:
 
 def test_npz_grey_with_a_column_of_labels(tmp_path: Path) -> None:
     content = write_npz(tmp_path / "grey.npz")
-    source = Npz(tmp_path, False, 0, path="grey.npz")
+    source = DATASETS["npz"].build(tmp_path, False, 0, path="grey.npz")
     arrays = source.load()
     arrays.check("npz")
     assert np.array_equal(arrays.train_images[..., 0], content["train_images"])
@@ -390,7 +376,7 @@ def test_npz_colour_floats_and_flat_labels(tmp_path: Path) -> None:
         test_images=RNG.random((4, 6, 5, 3), dtype=np.float32),
         train_labels=np.arange(9),
     )
-    source = Npz(Path("elsewhere"), False, 0, path=tmp_path / "colour.npz", num_classes=12)
+    source = DATASETS["npz"].build(Path("elsewhere"), False, 0, path=tmp_path / "colour.npz", num_classes=12)
     arrays = source.load()
     arrays.check("npz")
     assert arrays.train_images.dtype == np.float32
@@ -409,7 +395,7 @@ def test_npz_colour_floats_and_flat_labels(tmp_path: Path) -> None:
 )
 def test_npz_numbers_client_ids(tmp_path: Path, ids: np.ndarray) -> None:
     write_npz(tmp_path / "x.npz", train_clients=ids)
-    arrays = Npz(tmp_path, False, 0, path="x.npz").load()
+    arrays = DATASETS["npz"].build(tmp_path, False, 0, path="x.npz").load()
     arrays.check("npz")
     assert arrays.train_clients.dtype == np.int64
     assert arrays.train_clients.tolist() == [1, 1, 0, 1, 2, 0, 2, 1, 1]
@@ -418,14 +404,20 @@ def test_npz_numbers_client_ids(tmp_path: Path, ids: np.ndarray) -> None:
 def test_npz_client_ids_that_are_objects_are_refused(tmp_path: Path) -> None:
     write_npz(tmp_path / "x.npz", train_clients=np.array(["a"] * 9, dtype=object))
     with pytest.raises(ValueError, match=r"x.npz: train_clients has dtype object, as .* pandas .*dtype=str") as caught:
-        Npz(tmp_path, False, 0, path="x.npz").load()
+        DATASETS["npz"].build(tmp_path, False, 0, path="x.npz").load()
     assert "elete" not in str(caught.value)  # the user's own file
 
 
 def test_npz_label_beyond_the_classes(tmp_path: Path) -> None:
     write_npz(tmp_path / "x.npz", test_labels=np.array([0, 2, 3, 1]))
     with pytest.raises(ValueError, match=r"test_labels has label 3 at index 2, .*; give data\.num_classes=4"):
-        prepared.load("npz", Npz(tmp_path, False, 0, path="x.npz"), tmp_path / "root", prepares=True, embedded=False)
+        prepared.load(
+            "npz",
+            DATASETS["npz"].build(tmp_path, False, 0, path="x.npz"),
+            tmp_path / "root",
+            prepares=True,
+            embedded=False,
+        )
     assert not (tmp_path / "root").exists()
 
 
@@ -445,7 +437,7 @@ def test_npz_label_beyond_the_classes(tmp_path: Path) -> None:
 def test_npz_of_another_form(tmp_path: Path, changes: dict, message: str) -> None:
     write_npz(tmp_path / "x.npz", **changes)
     with pytest.raises(ValueError, match=message):
-        Npz(tmp_path, False, 0, path="x.npz").load()
+        DATASETS["npz"].build(tmp_path, False, 0, path="x.npz").load()
 
 
 def test_npz_damaged_or_foreign(tmp_path: Path) -> None:
@@ -455,7 +447,7 @@ def test_npz_damaged_or_foreign(tmp_path: Path) -> None:
     for content in (whole[:-50], whole[:90] + b"\xff" * 40 + whole[130:], b"", b"nonsense"):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=rf"cannot read {path}: .*Is it whole\? If not, write it again"):
-            Npz(tmp_path, False, 0, path="x.npz").load()
+            DATASETS["npz"].build(tmp_path, False, 0, path="x.npz").load()
 
 
 def npy_header(shape: tuple[int, ...], descr: str) -> bytes:
@@ -513,7 +505,7 @@ def test_one_message_about_an_npz_that_is_not_sound(case: str, tmp_path: Path) -
     if case in MEMBERS:
         with zipfile.ZipFile(tmp_path / "x.npz", "a", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("train_images.npy", MEMBERS[case][0])
-    source = Npz(tmp_path, False, 0, path="x.npz")
+    source = DATASETS["npz"].build(tmp_path, False, 0, path="x.npz")
     tracemalloc.start()
     with pytest.raises(ValueError, match=message) as caught:
         prepared.load("npz", source, tmp_path / "root", prepares=True, embedded=False)
@@ -534,7 +526,9 @@ def test_arrays_in_fortran_order_or_of_another_byte_order_are_the_same_data(tmp_
         path = tmp_path / f"{order}.npz"
         swapped = {key: value.astype(value.dtype.newbyteorder(byte_order)) for key, value in labels.items()}
         np.savez(path, **{key: np.array(value, order=order) for key, value in content.items()}, **swapped)
-        dataset = prepared.load("npz", Npz(tmp_path, False, 0, path=path), tmp_path, prepares=True, embedded=False)
+        dataset = prepared.load(
+            "npz", DATASETS["npz"].build(tmp_path, False, 0, path=path), tmp_path, prepares=True, embedded=False
+        )
         found.append((dataset.train.inputs[0], dataset.test.inputs[0], dataset.train.targets, dataset.test.targets))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
@@ -543,34 +537,34 @@ def test_arrays_in_fortran_order_or_of_another_byte_order_are_the_same_data(tmp_
 def test_labels_with_gaps_are_numbered_when_asked(tmp_path: Path) -> None:
     labels = np.array([1000, 19001, -5, 1000, 7000, 7000, -5, 19001, 1000])
     write_npz(tmp_path / "x.npz", train_labels=labels, test_labels=np.array([7000, -5, 1000, 1000]))
-    source = Npz(tmp_path, False, 0, path="x.npz", renumber=True)
+    source = DATASETS["npz"].build(tmp_path, False, 0, path="x.npz", renumber=True)
     arrays = source.load()
     arrays.check("npz")
     assert arrays.train_labels.tolist() == [1, 3, 0, 1, 2, 2, 0, 3, 1]
     assert arrays.test_labels.tolist() == [2, 0, 1, 1]
     assert arrays.num_classes == 4
-    assert source.fingerprint() != Npz(tmp_path, False, 0, path="x.npz").fingerprint()
+    assert source.fingerprint() != DATASETS["npz"].build(tmp_path, False, 0, path="x.npz").fingerprint()
     write_npz(tmp_path / "x.npz", train_labels=labels, test_labels=np.array([7000, 8, 1000, 1000]))
     with pytest.raises(ValueError, match=r"data\.renumber: .*label 8 at index 1, which no training sample has"):
-        Npz(tmp_path, False, 0, path="x.npz", renumber=True).load()
+        DATASETS["npz"].build(tmp_path, False, 0, path="x.npz", renumber=True).load()
 
 
 def test_bytes_and_floats_between_0_and_1_are_of_one_scale(tmp_path: Path) -> None:
     bytes_ = random_images(9, 6, 5)
     write_npz(tmp_path / "x.npz", train_images=bytes_, test_images=bytes_[:4] / 255)
-    arrays = Npz(tmp_path, False, 0, path="x.npz").load()
+    arrays = DATASETS["npz"].build(tmp_path, False, 0, path="x.npz").load()
     arrays.check("npz")
 
 
 def test_missing_npz_names_places_and_command(tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError, match=r"bloodmnist\.npz, .*curl .*bloodmnist\.npz") as caught:
-        Npz(tmp_path, True, 0, path="bloodmnist.npz").load()
+        DATASETS["npz"].build(tmp_path, True, 0, path="bloodmnist.npz").load()
     assert str(tmp_path / "bloodmnist.npz") in str(caught.value)
 
 
 def test_an_npz_of_the_users_own_is_not_looked_for_at_medmnist(tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError, match=r"Get it with: cp YOUR/mine\.npz .*full path as data\.path$"):
-        Npz(tmp_path, True, 0, path="mine.npz").load()
+        DATASETS["npz"].build(tmp_path, True, 0, path="mine.npz").load()
 
 
 # --- all

@@ -84,6 +84,7 @@ def _rank(function: Any, rank: int, num_ranks: int, rendezvous: str, results: An
                 world_size=num_ranks,
                 timeout=timedelta(seconds=30),
             )
+            dist.barrier()  # else a rank that is quickly done is gone while another still connects to it
             collectives = ProcessGroup(torch.device("cpu"))
         # By value: torch would pass tensors through memory that goes with this process.
         results.put((rank, None, pickle.dumps(function(collectives, *arguments))))

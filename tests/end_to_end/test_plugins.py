@@ -26,13 +26,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_page_has_four_short_examples() -> None:
-    assert list(MODULES) == ["my_nets.py", "my_data.py", "my_task.py", "my_methods.py"]
+def test_the_page_has_short_examples() -> None:
+    assert list(MODULES) == ["my_nets.py", "my_data.py", "my_task.py", "my_methods.py", "my_weights.py"]
     assert all(len(content.splitlines()) <= 30 for content in MODULES.values())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(4), ids=list(MODULES))
+@pytest.mark.parametrize("number", range(5), ids=list(MODULES))
 def test_an_example_on_the_page_runs_with_the_same_bits_on_two_ranks_and_on_one(number: int, folder: Path) -> None:
     launcher, arguments = COMMANDS[number]
     with Job([*shlex.split(launcher), "-m", "fedspec_dist.main", *shlex.split(arguments)], folder, {}) as job:

@@ -11,7 +11,7 @@ from fedspec_dist.config import load
 from fedspec_dist.rounds.federation import build_model, load_federation
 from fedspec_dist.rounds.memory import Work
 from fedspec_dist.rounds.phases import check_patterns
-from fedspec_dist.rounds.plan import plan_round, traffic
+from fedspec_dist.rounds.plan import extras_of, plan_round, traffic
 from tests.end_to_end.cli import results_of, run, run_folder
 
 pytestmark = pytest.mark.slow
@@ -46,12 +46,14 @@ def test_the_plan_foretells_the_bytes(overrides: list[str], tmp_path: Path) -> N
     lines = (run_folder(tmp_path) / "metrics.jsonl").read_text().splitlines()
     config = load(None, settings)
     federation = load_federation(config, prepares=True)
-    (layout,) = check_patterns(config, build_model(config, federation.dataset), federation.dataset)
+    module = build_model(config, federation.dataset)
+    (layout,) = check_patterns(config, module, federation.dataset)
     (phase,) = config.schedule()
+    extras = extras_of(config, phase, layout, module, federation)
     for index, line in enumerate(lines):
         cohort, _, _, plan = plan_round(config, federation, index, config.schedule()[0], 3)
         planned = sum(
-            traffic(config, phase, len(layout), 3, rank, Work(len(cohort), len(positions), 0, 10, 0, 20))
+            traffic(config, phase, len(layout), 3, rank, Work(len(cohort), len(positions), 0, 0, 20, extras))
             for rank, positions in enumerate(plan)
         )
         measured = json.loads(line)["bytes_exchanged"]

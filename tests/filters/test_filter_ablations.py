@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedspec_dist.config.methods import FILTERS
 from fedspec_dist.core.parameters import Segment
-from fedspec_dist.filters.ablations import L2Rescale, RandomSuppression
-from fedspec_dist.filters.spectral import HighPass, num_removed
+from fedspec_dist.filters.spectral import num_removed
 from tests.filters.layers import given, random_gradient, segments
 from tests.reference import randomly_suppressed_matrices
 
 
 def steps(seed: int, num_steps: int = 2, round_number: int = 1, ratio: float = 0.2) -> Tensor:
     """One gradient as each of a client's steps leaves it, `[steps, P]`."""
-    suppression = RandomSuppression(segments(), ratio=ratio)
+    suppression = FILTERS["random"].build(segments(), ratio=ratio)
     suppression(random_gradient())  # another client's step, before
     suppression.prepare(round_number, seed)
     result = random_gradient().repeat(num_steps, 1)
@@ -51,7 +51,7 @@ def test_as_many_coefficients_go_as_the_high_pass_takes() -> None:
 
 def test_all_coefficients_are_drawn_equally_often() -> None:
     layer, ratio, num_draws = Segment("layer", (39,), 0, 39), 0.25, 2000
-    suppression = RandomSuppression([layer], ratio)
+    suppression = FILTERS["random"].build([layer], ratio)
     impulse = torch.zeros(39, dtype=torch.float64)
     impulse[0] = 1
     removed = torch.zeros(20)
@@ -67,8 +67,8 @@ def test_all_coefficients_are_drawn_equally_often() -> None:
 def test_rescaling_leaves_the_filtered_length_and_the_own_direction(order: str) -> None:
     gradient = random_gradient()
     rescaled, high = gradient.clone(), gradient.clone()
-    L2Rescale(given(), 0.3, order)(rescaled)
-    HighPass(given(), 0.3, order)(high)
+    FILTERS["l2_rescale"].build(given(), 0.3, order)(rescaled)
+    FILTERS["rfft"].build(given(), 0.3, order)(high)
     for layer in given():
         entries = slice(layer.start, layer.stop)
         assert float(rescaled[entries].norm()) == pytest.approx(float(high[entries].norm()), abs=1e-13)
@@ -78,7 +78,7 @@ def test_rescaling_leaves_the_filtered_length_and_the_own_direction(order: str) 
 
 def test_worked_rescaling() -> None:
     gradient = torch.tensor([[4.0, 2, 0, 2], [0, 0, 0, 0], [3, 3, 3, 3]], dtype=torch.float64)
-    L2Rescale([Segment("layer", (4,), 0, 4)], ratio=0.34)(gradient)
+    FILTERS["l2_rescale"].build([Segment("layer", (4,), 0, 4)], ratio=0.34)(gradient)
     # (4, 2, 0, 2) has the length sqrt(24), without its mean sqrt(8).
     expected = torch.tensor([[4.0, 2, 0, 2], [0, 0, 0, 0], [0, 0, 0, 0]], dtype=torch.float64) / 3**0.5
     torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-14)
@@ -87,5 +87,5 @@ def test_worked_rescaling() -> None:
 def test_a_gradient_that_is_not_finite_stays_visible() -> None:
     gradient = torch.ones(40)
     gradient[3] = float("nan")
-    L2Rescale([Segment("layer", (40,), 0, 40)])(gradient)
+    FILTERS["l2_rescale"].build([Segment("layer", (40,), 0, 40)])(gradient)
     assert gradient.isnan().all()

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedspec_dist.config.methods import FILTERS
 from fedspec_dist.core.parameters import Segment
-from fedspec_dist.filters.detrend import Gaussian, LapD, detrended, gaussian_weights, window
+from fedspec_dist.filters.detrend import detrended, gaussian_weights, window
 from tests.reference import gaussian_matrix, lapd_matrix, moving_average_width
 
 
@@ -37,37 +38,37 @@ def test_window_is_the_nearest_odd_width(ratio: float, width: int) -> None:
 
 
 def test_the_gaussian_at_the_default_ratio_has_sixteen_taps_on_each_side() -> None:
-    weights = Gaussian([], ratio=0.05).weights()
+    weights = FILTERS["gaussian"].build([], ratio=0.05).weights()
     assert len(weights) == 17
     assert weights == pytest.approx(gaussian_weights(5.3, 16), rel=1e-12)
 
 
-@pytest.mark.parametrize("kind", [LapD, Gaussian])
+@pytest.mark.parametrize("kind", ["lapd", "gaussian"])
 @pytest.mark.parametrize(("d", "is_filtered"), [(16, False), (17, True), (18, True)])
-def test_layers_shorter_than_the_window_pass(kind: type[LapD | Gaussian], d: int, is_filtered: bool) -> None:
+def test_layers_shorter_than_the_window_pass(kind: str, d: int, is_filtered: bool) -> None:
     gradient = torch.randn(d, generator=torch.Generator().manual_seed(0))
     result = gradient.clone()
-    kind([Segment("layer", (d,), 0, d)], ratio=0.05)(result)
+    FILTERS[kind].build([Segment("layer", (d,), 0, d)], ratio=0.05)(result)
     assert torch.equal(result, gradient) != is_filtered
 
 
-@pytest.mark.parametrize("kind", [LapD, Gaussian])
+@pytest.mark.parametrize("kind", ["lapd", "gaussian"])
 @pytest.mark.parametrize("value", [0.1, -3e-30, 1e30])
-def test_a_constant_becomes_exactly_zero(kind: type[LapD | Gaussian], value: float) -> None:
+def test_a_constant_becomes_exactly_zero(kind: str, value: float) -> None:
     gradient = torch.full((2, 50), value)
-    kind([Segment("layer", (50,), 0, 50)])(gradient)
+    FILTERS[kind].build([Segment("layer", (50,), 0, 50)])(gradient)
     assert not gradient.any()
 
 
 @pytest.mark.parametrize("d", [1, 2, 3, 5, 64])
 @pytest.mark.parametrize("ratio", [0.03, 0.2, 0.45, 0.9])
-@pytest.mark.parametrize(("kind", "matrix"), [(LapD, lapd_matrix), (Gaussian, gaussian_matrix)])
+@pytest.mark.parametrize(("kind", "matrix"), [("lapd", lapd_matrix), ("gaussian", gaussian_matrix)])
 def test_every_length_equals_its_matrix(
-    kind: type[LapD | Gaussian], matrix: Callable[[int, float], Tensor], d: int, ratio: float
+    kind: str, matrix: Callable[[int, float], Tensor], d: int, ratio: float
 ) -> None:
     gradient = torch.randn(d, generator=torch.Generator().manual_seed(d), dtype=torch.float64)
     result = gradient.clone()
-    kind([Segment("layer", (d,), 0, d)], ratio)(result)
+    FILTERS[kind].build([Segment("layer", (d,), 0, d)], ratio)(result)
     torch.testing.assert_close(result, matrix(d, ratio) @ gradient, rtol=0, atol=1e-13)
 
 

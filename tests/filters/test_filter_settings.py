@@ -10,9 +10,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from fedspec_dist.config.methods import FILTERS
 from fedspec_dist.core.parameters import Segment
+from fedspec_dist.filters.layerwise import ratio_at
 from fedspec_dist.filters.order import Order
-from fedspec_dist.filters.schedule import ratio_at
-from fedspec_dist.filters.spectral import HighPass
 from tests.filters.layers import segments
 from tests.reference import axis_order_matrix
 
@@ -22,23 +21,15 @@ def from_config(parameter: str, value: Any) -> Any:
     return TypeAdapter(kind, config=ConfigDict(strict=True)).validate_python(value)
 
 
-@pytest.mark.parametrize("ratio", [-0.1, 1.0, float("nan")])
-def test_impossible_ratio_is_refused(ratio: float) -> None:
-    with pytest.raises(ValueError, match=r"filter\.ratio: must be at least 0 and below 1, got"):
-        HighPass(segments(), ratio=ratio)
-
-
 @pytest.mark.parametrize("order", ["", "012", "0122", "1234", "01234", "10", "randomly"])
 def test_impossible_order_is_refused(order: str) -> None:
-    with pytest.raises(ValueError, match=rf"^filter\.order: got '{order}'; must be a permutation of 0123, or random$"):
-        HighPass(segments(), order=order)
     with pytest.raises(ValidationError, match="must be a permutation of 0123, or random"):
         from_config("order", order)
 
 
 @pytest.mark.parametrize("order", ["0123", "3120", "random"])
 def test_possible_order_is_taken(order: str) -> None:
-    HighPass(segments(), order=order)
+    FILTERS["rfft"].build(segments(), order=order)
     assert from_config("order", order) == order
 
 
@@ -72,8 +63,6 @@ def test_an_order_of_another_kind_is_refused(order: Any) -> None:
 )
 def test_impossible_schedule_is_refused(schedule: Any) -> None:
     allowed = r"must be \[round, ratio\] pairs, with increasing rounds from 1 on and ratios of at least 0 and below 1"
-    with pytest.raises(ValueError, match=rf"^filter\.schedule: got \[.*\]; {allowed}$"):
-        HighPass(segments(), schedule=schedule)
     with pytest.raises(ValidationError, match=allowed):
         from_config("schedule", schedule)
 
@@ -86,7 +75,7 @@ def test_a_schedule_of_other_kinds_is_refused_in_a_config(schedule: Any) -> None
 
 @pytest.mark.parametrize("schedule", [None, [[1, 0]], [[7, 0.0], [8, 0.99]]])
 def test_possible_schedule_is_taken(schedule: Any) -> None:
-    HighPass(segments(), schedule=schedule)
+    FILTERS["rfft"].build(segments(), schedule=schedule)
     assert from_config("schedule", schedule) == schedule
 
 
@@ -122,7 +111,7 @@ def test_the_papers_order_on_a_small_convolution() -> None:
     layer = Segment("conv", (2, 1, 1, 2), 0, 4)
     for order, expected in [("0123", [-1.0, 1, -1, 1]), ("3120", [-2.5, -2.5, 2.5, 2.5])]:
         result = weight.clone()
-        HighPass([layer], ratio=0.67, order=order)(result)
+        FILTERS["rfft"].build([layer], ratio=0.67, order=order)(result)
         torch.testing.assert_close(result, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-12)
 
 

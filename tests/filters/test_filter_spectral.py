@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from fedspec_dist.config.methods import FILTERS
 from fedspec_dist.core.parameters import ParameterLayout, Segment
-from fedspec_dist.filters.spectral import HighPass, high_pass, high_pass_in_parts, low_pass, num_removed
+from fedspec_dist.filters.spectral import high_pass, high_pass_in_parts, low_pass, num_removed
 from tests.filters.layers import random_gradient, segments
 from tests.reference import high_pass_matrix, low_pass_matrix
 
@@ -17,7 +18,7 @@ from tests.reference import high_pass_matrix, low_pass_matrix
 def test_layers_without_removed_coefficients_are_untouched_bit_for_bit(ratio: float) -> None:
     gradient = random_gradient(dtype=torch.float32)
     result = gradient.clone()
-    HighPass(segments(), ratio=ratio)(result)
+    FILTERS["rfft"].build(segments(), ratio=ratio)(result)
     for segment in segments():
         same = torch.equal(
             result[segment.start : segment.stop].view(torch.int32),
@@ -106,7 +107,7 @@ def test_a_long_layer_equals_one_fft_of_it(d: int, ratio: float) -> None:
     expected = torch.from_numpy(np.fft.irfft(spectrum, n=d))
     torch.testing.assert_close(high_pass(gradient, ratio), expected, rtol=0, atol=1e-12)
     flat = gradient.flatten(-2).clone()
-    HighPass([Segment(str(i), (d,), i * d, d) for i in range(3)], ratio)(flat)
+    FILTERS["rfft"].build([Segment(str(i), (d,), i * d, d) for i in range(3)], ratio)(flat)
     torch.testing.assert_close(flat, expected.flatten(-2), rtol=0, atol=1e-12)
     in_parts = high_pass_in_parts(gradient, num_removed(d, ratio))
     torch.testing.assert_close(in_parts, expected, rtol=0, atol=1e-12)
@@ -125,7 +126,7 @@ def test_acts_on_the_layers_the_patterns_select() -> None:
     layout = ParameterLayout(module)
     gradient = torch.randn(len(layout), generator=torch.Generator().manual_seed(0))
     result = gradient.clone()
-    HighPass(layout.select(["1.*"]), ratio=0.1)(result)
+    FILTERS["rfft"].build(layout.select(["1.*"]), ratio=0.1)(result)
     changed = {name for name, view in layout.views(result - gradient).items() if view.any()}
     assert changed == {"1.weight"}
     assert result[90:171].mean().abs() < 1e-6
@@ -133,7 +134,7 @@ def test_acts_on_the_layers_the_patterns_select() -> None:
 
 def test_sgd_from_one_start_moves_in_the_range_of_the_filter() -> None:
     layers = segments()
-    high = HighPass(layers, ratio=0.2)
+    high = FILTERS["rfft"].build(layers, ratio=0.2)
     target, theta = random_gradient(2)
     start = theta.clone()
     for _ in range(5):

@@ -16,7 +16,8 @@ from fedspec_dist.clients.algorithms.base import LocalAlgorithm
 from fedspec_dist.clients.executors.base import ClientWork, Sent
 from fedspec_dist.clients.executors.sequential import SequentialExecutor
 from fedspec_dist.clients.optimizers import LocalSgd
-from fedspec_dist.clients.sketching import DiagonalFisher, Sketcher
+from fedspec_dist.clients.statistics.fisher_diagonal import FisherDiagonal
+from fedspec_dist.clients.statistics.sketches import Sketches
 from fedspec_dist.clients.step import LocalMethods
 from fedspec_dist.config.methods import FILTERS
 from fedspec_dist.core.parameters import ParameterLayout
@@ -65,11 +66,11 @@ def _no_wait_in_clients(gpu: PretendedGpu) -> Iterator[None]:
 
         return allowed
 
-    sketch, diagonal = waiting(Sketcher.before), waiting(DiagonalFisher.after)
+    sketch, diagonal = waiting(Sketches.compute), waiting(FisherDiagonal.compute)
     with (
         patch.object(SequentialExecutor, "train", watched),
-        patch.object(Sketcher, "before", sketch),
-        patch.object(DiagonalFisher, "after", diagonal),
+        patch.object(Sketches, "compute", sketch),
+        patch.object(FisherDiagonal, "compute", diagonal),
     ):
         yield
 

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fedspec_dist.clients import sketching
 from fedspec_dist.clients.algorithms.fedavg import FedAvg
 from fedspec_dist.clients.optimizers import LocalSgd
+from fedspec_dist.clients.statistics import sketches as sketching
 from fedspec_dist.config.methods import LOCAL_ALGORITHMS, MODELS
 from fedspec_dist.distributed.collectives import ProcessGroup
 from fedspec_dist.distributed.update_matrix import UpdateMatrix
@@ -188,7 +188,7 @@ def test_numbers_drawn_on_the_gpu_are_counted(monkeypatch: pytest.MonkeyPatch, t
     assert not run_on_gpu(sketches, tmp_path / "sound")[1].draws
     monkeypatch.setattr(sketching, "random_basis", lambda p, columns, *more: torch.randn(p, columns, device=GPU))
     _, gpu = run_on_gpu(sketches, tmp_path / "planted")
-    assert [line.partition(":")[0] for line in gpu.draws] == ["clients/sketching.py"]
+    assert [line.partition(":")[0] for line in gpu.draws] == ["clients/statistics/sketches.py"]
 
 
 def test_memory_that_is_read_before_it_is_written_is_not_a_number(

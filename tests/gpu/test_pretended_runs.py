@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fedspec_dist.clients import sketching
+from fedspec_dist.clients.statistics import sketches as sketching
 from fedspec_dist.config.methods import FILTERS, LOCAL_ALGORITHMS, MODELS
 from fedspec_dist.distributed.collectives import Collectives, ProcessGroup
 from fedspec_dist.fisher import products

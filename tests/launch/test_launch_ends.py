@@ -376,6 +376,20 @@ def test_a_running_run_in_the_table(run: Run, monkeypatch: pytest.MonkeyPatch) -
     assert row == status.Row("digits-0123", "RUNNING", "7", "2/120", "0.5000", "0:41", "about 5:54, limit 9:19", "")
 
 
+def test_a_branch_counts_on_and_a_metric_has_its_name(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.started()
+    events = Events(run.path / "events.jsonl", "one start", 0, "host")
+    events.write("started", headline=["test_mse", "min"])
+    events.write("branched", round=100)
+    metrics(run, '{"round": 101, "test_mse": 0.5, "seconds_round": 2.0}')
+    row = shown(run, monkeypatch, QueueState("RUNNING", "", "0:41", "9:19"))
+    assert (row.rounds, row.metric, row.left) == ("101/220", "0.5000", "about 3:58, limit 9:19")
+    assert shown(run, monkeypatch, QueueState("COMPLETED")).elapsed == "0:02"
+    other = status.Row("b", "finished", "", "2/2", "0.9000", "", "", "")
+    for rows, title in (([row], "mse"), ([other], "accuracy"), ([row, other], "metric")):
+        assert [column.header for column in status.table(rows).columns][4] == title
+
+
 def test_a_waiting_run_says_for_what(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     row = shown(run, monkeypatch, QueueState("PENDING", "Resources", "0:00", "1:00:00"))
     assert (row.state, row.rounds, row.left, row.error) == ("PENDING (Resources)", "0/120", "", "")

@@ -53,6 +53,18 @@ def run_folder(output: str = "runs") -> Path:
     return found
 
 
+def test_a_run_is_carried_on(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = Path("old") / "digits-0123"
+    (before / "checkpoints" / "round-000002").mkdir(parents=True)
+    write(before / "config.yaml", load(None, ["rounds=2"]).to_yaml())
+    assert submit.main(["--continue-from", str(before), "rounds=3", "--gpus-per-node", "2"]) == 0
+    config = load(SubmissionFolder(run_folder()).config)
+    assert config.init is not None
+    assert (config.init.run, config.init.round, config.rounds) == (str(before), 2, 3)
+    assert submit.main(["a.yaml", "--continue-from", str(before)]) == 2
+    assert "--continue-from: takes the config of that run; leave out a.yaml" in capsys.readouterr().err
+
+
 def test_a_submitted_run_has_everything_in_its_folder(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert submit.main(["rounds=3", "--gpus-per-node", "2", "--time", "12:00:00", "--extra", "mail-type=END"]) == 0
     folder = run_folder()

@@ -7,12 +7,13 @@ import fcntl
 import io
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from fedspec_dist.config import ConfigError
 from fedspec_dist.core.failures import NonFiniteError
 from fedspec_dist.distributed.collectives import CollectiveError
 from fedspec_dist.fisher.sketch import NonFiniteFisherError
@@ -358,6 +359,79 @@ def test_summary_of_a_tuning(tmp_path: Path) -> None:
     assert "Seed 0 is both the tuning's and among the seeds" in summary(study)
     stages = [row["stage"] for row in rows(study)]
     assert stages == ["tuning"] * 3 + ["result"] * 2
+
+
+LEAST = """
+overrides: ['data={dataset: csv, path: t.csv, target: y}', task=regression, model=mlp, 'data.partition=iid']
+tune: {over: {local.lr: [0.1, 0.2, 0.3]}}
+seeds: [1]
+methods: {a: , b: {overrides: [local.epochs=7]}}
+"""
+
+
+def test_less_is_better_where_the_task_says_so(tmp_path: Path) -> None:
+    study = study_of(tmp_path, LEAST)
+    for run in study.waiting():
+        assert run.config.data.holdout == 0.1
+        # The test set would have it the other way round.
+        finish_with(run, val_mse=abs(run.config.local.lr - 0.2), test_mse=run.config.local.epochs)
+    runs = study.waiting()
+    assert [(run.method, run.config.local.lr, run.config.data.holdout) for run in runs] == [
+        ("a", 0.2, 0),
+        ("b", 0.2, 0),
+    ]
+    for run in runs:
+        finish_with(run, test_mse=10 - run.config.local.epochs)
+    lines = summary(study).splitlines()
+    assert lines[0].startswith("| method | tuned | last test_mse |")
+    assert [line.split("|")[1].strip() for line in lines[2:4]] == ["b", "a"]
+    assert "| 0.0000 | 3 | interior: values on all sides are worse |" in lines[2]
+    assert [row["final_test_mse"] for row in rows(study)[-2:]] == [10 - run.config.local.epochs for run in runs]
+
+
+@pytest.mark.parametrize(
+    ("given", "metric", "sign"),
+    [
+        ("", "val_mse", -1),
+        ("metric: test_r2, ", "val_r2", 1),
+        ("metric: train_loss, ", "train_loss", -1),
+        ("metric: client_mse_worst_decile, ", "client_mse_worst_decile", -1),
+    ],
+)
+def test_what_a_tuning_compares_is_never_the_test_set(
+    given: str, metric: str, sign: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    study = study_of(tmp_path, LEAST.replace("{over:", f"{{{given}over:"), "eval.on=[clients]")
+    run = study.waiting()[0]
+    assert (study.metric_of(run), study.sign(study.sweep.cases[0], tuning=True)) == ((metric, 1), sign)
+    assert run.config.data.holdout == (0.1 if metric.startswith("val_") else 0)
+    warned = "tune.metric: test_r2 is what results are tested by; settings are compared by val_r2" in caplog.text
+    assert warned == ("test_" in given)
+
+
+def test_clients_own_test_samples_are_not_tuned_on(tmp_path: Path) -> None:
+    text = LEAST.replace("=iid", "={type: natural, clients: null}").replace("{over:", "{metric: client_mse_mean, over:")
+    with pytest.raises(ConfigError, match=r"tune\.metric: got client_mse_mean, which with data\.partition natural"):
+        study_of(tmp_path, text)
+
+
+def finish_with(run: Run, phases: Sequence[dict[str, float]] = (), **values: float) -> None:
+    (run.folder / "log").mkdir(parents=True)
+    (run.folder / "metrics.jsonl").write_text(json.dumps({"round": 1, **values}))
+    (run.folder / "summary.json").write_text(json.dumps({"status": "finished", "phases": phases}))
+    writer = events.Events(run.folder / "events.jsonl", uuid.uuid4().hex, 0, "host")
+    writer.write(events.STARTED, headline=list(run.config.headline()))
+
+
+def test_results_of_phases_have_columns(tmp_path: Path) -> None:
+    text = "methods: {one: , two: {overrides: ['phases=[{rounds: 2}, {rounds: 3}]']}, new: {overrides: [seed=9]}}"
+    study = study_of(tmp_path, text)
+    one, two, _ = study.waiting()
+    finish_with(one, [{"phase": 0, "best": 0.7, "mean": 0.6, "last": 0.5}])
+    finish_with(two, [{"phase": n, "best": n + 0.3, "mean": n + 0.2, "last": n + 0.1} for n in range(2)])
+    keys = ["phases.0.best", "phases.0.mean", "phases.0.last", "phases.1.best", "phases.1.mean", "phases.1.last"]
+    table = [[row[key] for key in keys] for row in rows(study)]
+    assert table == [[0.7, 0.6, 0.5, *[None] * 3], [0.3, 0.2, 0.1, 1.3, 1.2, 1.1], [None] * 6]
 
 
 def test_status_names_states_and_errors(tmp_path: Path) -> None:

@@ -154,21 +154,6 @@ def test_just_large_enough(name: str, shape: tuple[int, int, int]) -> None:
     assert build(name, shape, 10)(torch.zeros(2, *shape)).shape == (2, 10)
 
 
-@pytest.mark.parametrize(
-    ("name", "given", "message"),
-    [
-        ("cnn", {"norm": "layer"}, "model.norm: 'layer' given; allowed: group, batch, none"),
-        ("resnet20", {"norm": 2}, "model.norm: 2 given"),
-        ("cnn", {"width": 3}, "model.width: 3 given; allowed is an even number from 2"),
-        ("mlp", {"hidden": [200, 0]}, r"model.hidden: \[200, 0\] given"),
-        ("mlp", {"hidden": 200}, "model.hidden: 200 given; allowed is a list"),
-    ],
-)
-def test_bad_parameters(name: str, given: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build(name, CIFAR, 10, **given)
-
-
 def test_the_group_norm_has_two_groups() -> None:
     groups = {m.num_groups for m in build("resnet20", CIFAR, 10).modules() if isinstance(m, nn.GroupNorm)}
     assert groups == {2}

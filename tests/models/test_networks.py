@@ -141,8 +141,3 @@ def test_levels_do_not_change_with_a_projection() -> None:
     projected: list[torch.Tensor] = []
     assert model.represent(images(), projected).shape == (4, 3)
     assert all(torch.equal(one, other) for one, other in zip(plain, projected, strict=True))
-
-
-def test_projection_must_have_a_width() -> None:
-    with pytest.raises(ValueError, match=r"model\.projection: 0 given; allowed is at least 1, or null for none"):
-        build(ROWS[0]).add_projection(0)

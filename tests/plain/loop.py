@@ -34,10 +34,14 @@ class PlainFederation:
     inputs: Tensor
     targets: Tensor
     owners: np.ndarray  # whose each sample is
+    # inputs, targets, and whose each is; None: what `holdout` takes of the clients' own samples
+    tests: tuple[Tensor, Tensor, np.ndarray] | None
     loss: Callable[[Tensor, Tensor], Tensor]
     optimizer: Callable[[Any], torch.optim.Optimizer]
     cohort_size: int = 2
     batch_size: int = 4
+    holdout: float = 0.0
+    drop_last: bool | None = None  # None: a batch of one sample that batch norm would be trained on
     buffers: str = "aggregate"
     shared: Sequence[str] = ("*",)
     keep: Sequence[str] = ()
@@ -46,6 +50,11 @@ class PlainFederation:
 
     def __post_init__(self) -> None:
         self.clients = [np.flatnonzero(self.owners == owner) for owner in np.unique(self.owners)]
+        self.held_out = []
+        for k, own in enumerate(self.clients):
+            num, order = min(round(self.holdout * len(own)), len(own) - 1), draws("holdout", k).permutation(own)
+            self.held_out.append(np.sort(order[:num]))
+            self.clients[k] = np.sort(order[num:])
         self.normalises = any(isinstance(part, nn.BatchNorm2d) for part in self.model.modules())
 
     def round(self, index: int) -> None:
@@ -65,12 +74,33 @@ class PlainFederation:
             own |= dict(model.named_buffers()) if self.buffers == "local" else {}
             self.kept[k] = {name: value.detach().clone() for name, value in own.items()}
 
+    def evaluated(self) -> dict[int, float]:
+        """Client -> the loss on its own samples, of the global model with what it keeps."""
+        inputs, targets, places = self.inputs, self.targets, self.held_out
+        if self.tests is not None:
+            inputs, targets, owners = self.tests
+            places = [np.flatnonzero(owners == owner) for owner in np.unique(self.owners)]
+        found = {}
+        for k, own in enumerate(map(torch.from_numpy, places)):
+            if len(own):
+                found[k] = float(self.loss(self._own(k).eval()(inputs[own]), targets[own]).detach())
+        return found
+
+    def _own(self, client: int) -> nn.Module:
+        model = copy.deepcopy(self.model)
+        model.load_state_dict(self.kept.get(client, {}), strict=False)
+        return model
+
+    def _drops(self, size: int, alone: bool) -> bool:
+        if self.drop_last is None:
+            return size == 1 and self._trains_norms()
+        return self.drop_last and size < self.batch_size and not alone
+
     def _trains_norms(self) -> bool:
         return self.normalises and self.buffers != "freeze"
 
     def _trained(self, index: int, client: int) -> nn.Module:
-        model = copy.deepcopy(self.model).train()
-        model.load_state_dict(self.kept.get(client, {}), strict=False)
+        model = self._own(client).train()
         if self.buffers == "freeze":
             for part in model.modules():
                 if isinstance(part, nn.BatchNorm2d):
@@ -82,7 +112,7 @@ class PlainFederation:
                 places = own[order.permutation(len(own))]
                 for start in range(0, len(own), self.batch_size):
                     batch = torch.from_numpy(places[start : start + self.batch_size])
-                    if len(batch) == 1 and self._trains_norms():
+                    if self._drops(len(batch), alone=start == 0):
                         continue
                     optimizer.zero_grad()
                     self.loss(model(self.inputs[batch]), self.targets[batch]).backward()

@@ -16,6 +16,34 @@ class BatchNormNet(nn.Module):
         return self.head(self.norm(self.conv(x)).relu().mean((2, 3)))
 
 
+class Block(nn.Module):
+    def __init__(self, before: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(before, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv2, self.norm2 = nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width)
+        self.skip = nn.Sequential()
+        if stride > 1:
+            self.skip = nn.Sequential(nn.Conv2d(before, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.norm1(self.conv1(x)).relu()
+        return (self.norm2(self.conv2(inner)) + self.skip(x)).relu()
+
+
+class ResNet18(nn.Module):
+    """With a sixteenth of the channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+        widths = [(4, 4, 1), (4, 8, 2), (8, 16, 2), (16, 32, 2)]
+        blocks = [b for before, width, stride in widths for b in (Block(before, width, stride), Block(width, width, 1))]
+        self.blocks, self.head = nn.Sequential(*blocks), nn.Linear(32, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(self.norm(self.conv(x)).relu()).mean((2, 3)))
+
+
 class Mlp(nn.Module):
     def __init__(self, input_shape, num_outputs) -> None:
         super().__init__()

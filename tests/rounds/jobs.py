@@ -22,6 +22,7 @@ from fedspec_dist.rounds.federation import build_model, load_federation, suit
 from fedspec_dist.rounds.loop import Job, train
 from fedspec_dist.rounds.phases import Phases
 from fedspec_dist.runs.folder import RunFolder, write_text
+from fedspec_dist.runs.trackers.metrics import ClientsFile, ClientTracker
 
 # Six clients of different sizes, three a round, two or more batches each.
 TINY = (
@@ -99,18 +100,21 @@ def run_job(
     run_folder = RunFolder(folder)
     saved = load_newest(run_folder.checkpoints, config.fingerprint())
     if saved is not None:
-        start, completed = Beginning(saved.first, saved.model, saved.server, saved.clients), saved.round
+        start, completed = Beginning.of(saved), saved.round
     else:
         start = beginning(config, module)
         completed = start.first
     if start.model:
         module.load_state_dict(dict(start.model))
-    phases = Phases(config, module, federation, runtime, start.first)
+    phases = Phases(config, module, federation, runtime, start.first, start.first_phase)
     phases.resume(completed, start.server, start.clients, start.carries_on)
     recorder = Recorder(runtime.stop, rounds)
     if rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(run_folder.config, config.to_yaml())
-    train(Job(config, runtime, federation, phases, run_folder, recorder), completed)
+    clients = ClientsFile(run_folder.clients, completed) if rank == 0 else ClientTracker()
+    train(Job(config, runtime, federation, phases, run_folder, recorder, client_tracker=clients), completed)
+    # As in a run: rank 0 may still be writing the checkpoint that the others read next.
+    collectives.all_gather(torch.zeros(1), "end of the training")
     model = {name: tensor.cpu().clone() for name, tensor in module.state_dict().items()}
     return Finished(model, recorder.records)

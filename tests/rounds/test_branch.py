@@ -15,7 +15,7 @@ from fedspec_dist.config import ConfigError, load
 from fedspec_dist.distributed.collectives import Collectives, SingleProcess
 from fedspec_dist.main import main
 from tests.distributed.harness import run_ranks
-from tests.rounds.jobs import run_job, tiny
+from tests.rounds.jobs import Finished, run_job, tiny
 
 # What goes on after two rounds of FedAvg.
 AFTER = {
@@ -36,8 +36,7 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
-def _two_phases(collectives: Collectives, folder: str, after: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    path = Path(folder)
+def _two_phases(collectives: Collectives, path: Path, after: str) -> None:
     whole = run_job(tiny([f"phases=[{{rounds: 2}}, {{rounds: 2, {after}}}]"]), path / "whole", collectives)
     run_job(tiny(["rounds=2"]), path / "first", collectives)
     single = f"phases=[{{rounds: 2, {after}}}]"
@@ -48,30 +47,55 @@ def _two_phases(collectives: Collectives, folder: str, after: str) -> tuple[dict
     assert [record["round"] for record in branch.records] == [4]
     assert branch.records[0]["cohort"] == whole.records[-1]["cohort"]
     assert branch.records[0]["lr"] == whole.records[-1]["lr"]
-    return whole.model, branch.model
+    assert same(whole.model, branch.model), after
 
 
-@pytest.mark.parametrize("name", AFTER)
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_a_branch_has_the_bits_of_two_phases(name: str, num_ranks: int, tmp_path: Path) -> None:
-    given = (str(tmp_path), AFTER[name])
-    found = (
-        [_two_phases(SingleProcess(), *given)]
-        if num_ranks == 1
-        else run_ranks(_two_phases, num_ranks, tmp_path, *given)
-    )
-    for whole, branch in found:
-        assert same(whole, branch)
+def _carried_on(collectives: Collectives, path: Path, settings: list[str]) -> Finished:
+    whole = run_job(tiny([*settings, "rounds=4"]), path / "whole", collectives)
+    run_job(tiny([*settings, "rounds=1"]), path / "first", collectives)
+    config = tiny([*settings, "rounds=3", f"init={{run: {path}/first}}"])
+    stopped = run_job(config, path / "more", collectives, rounds=2)
+    more = run_job(config, path / "more", collectives)
+    assert same(whole.model, more.model), settings
+    assert stopped.results() + more.results() == whole.results()[1:], settings
+    return more
 
 
-@pytest.mark.parametrize("name", REMEMBERING)
-def test_more_rounds_have_the_bits_of_a_longer_run(name: str, tmp_path: Path) -> None:
-    settings = REMEMBERING[name]
-    whole = run_job(tiny([*settings, "rounds=4"]), tmp_path / "whole")
-    run_job(tiny([*settings, "rounds=1"]), tmp_path / "first")
-    more = run_job(tiny([*settings, "rounds=3", f"init={{run: {tmp_path}/first}}"]), tmp_path / "more")
-    assert same(whole.model, more.model)
-    assert more.results() == whole.results()[1:]
+def _all(collectives: Collectives, folder: str) -> dict[str, dict[str, Tensor]]:
+    for number, after in enumerate(AFTER.values()):
+        _two_phases(collectives, Path(folder) / f"after-{number}", after)
+    given = enumerate(REMEMBERING.items())
+    return {name: _carried_on(collectives, Path(folder) / str(n), settings).model for n, (name, settings) in given}
+
+
+def test_branches_have_the_bits_of_one_long_run(tmp_path: Path) -> None:
+    """Of a config of two phases, with other methods; of a longer one, with the same. All are stopped once, too."""
+    _all(SingleProcess(), str(tmp_path))
+
+
+@pytest.mark.slow
+def test_branches_have_the_same_bits_at_any_number_of_ranks(tmp_path: Path) -> None:
+    expected = _all(SingleProcess(), str(tmp_path / "1"))
+    for num_ranks in (2, 3):
+        for found in run_ranks(_all, num_ranks, tmp_path, str(tmp_path / str(num_ranks)), timeout_s=180):
+            assert all(same(found[name], expected[name]) for name in expected), num_ranks
+
+
+def _drawn_when_made(collectives: Collectives, folder: str) -> bool:
+    plugin, second = "plugins=[tests.rounds.random_methods]", "server: {filter: random_plugin}"
+    phases = f"phases=[{{rounds: 1}}, {{rounds: 3, {second}}}]"
+    whole = run_job(tiny([plugin, phases]), Path(folder) / "whole", collectives)
+    run_job(tiny(["rounds=1"]), Path(folder) / "first", collectives)
+    # The second phase in three runs, each of which goes on with the one before.
+    for name, source in ("1", "first"), ("2", "1"), ("3", "2"):
+        config = tiny([plugin, f"phases=[{{rounds: 1, {second}}}]", f"init={{run: {folder}/{source}}}"])
+        last = run_job(config, Path(folder) / name, collectives)
+    return same(whole.model, last.model)
+
+
+def test_what_a_method_draws_when_it_is_made_is_drawn_alike_in_a_branch(tmp_path: Path) -> None:
+    # In a process of its own: other tests walk through all methods that there are.
+    assert run_ranks(_drawn_when_made, 1, tmp_path, str(tmp_path)) == [True]
 
 
 def test_another_method_starts_without_memories(tmp_path: Path) -> None:
@@ -84,7 +108,7 @@ def test_another_method_starts_without_memories(tmp_path: Path) -> None:
     assert same(plain.model, first.model)
 
 
-def test_weights_of_a_file(tmp_path: Path) -> None:
+def test_weights_of_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     before = run_job(tiny(["rounds=1"]), tmp_path / "first").model
     save_file(before, tmp_path / "w.safetensors")
     one = run_job(tiny(["rounds=1", f"init={{weights: {tmp_path}/w.safetensors}}"]), tmp_path / "one")
@@ -96,6 +120,13 @@ def test_weights_of_a_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^init\.weights: .*fc\.weight is missing; .*; extra is left"):
         run_job(config, tmp_path / "x")
     run_job(tiny(["rounds=1", f"init={{weights: {tmp_path}/part.safetensors, strict: false}}"]), tmp_path / "y")
+    assert "drawn anew: fc.weight, fc.bias; left over in the file: extra" in caplog.text
+    save_file({"fc.bias": torch.ones(4)}, tmp_path / "other.safetensors")
+    config = tiny(["rounds=1", f"init={{weights: {tmp_path}/other.safetensors, strict: false}}"])
+    with pytest.raises(
+        ValueError, match=r"^init\.weights: .*fc\.bias has shape \[4\], not \[3\]; allowed: the weights"
+    ):
+        run_job(config, tmp_path / "z")
 
 
 @pytest.mark.parametrize(
@@ -105,6 +136,14 @@ def test_weights_of_a_file(tmp_path: Path) -> None:
         (["init={run: RUN, round: 7}"], r"^init\.round: got 7, but the checkpoints in .* are of the rounds 2"),
         (["init={run: RUN}", "model={type: cnn, width: 4}"], r"^init\.run: .* does not fit: conv1\.weight has shape"),
         (["init={run: RUN}", "model=mlp"], r"^init\.run: .* is missing; .*and \d+ more"),
+        (
+            ["init={run: RUN}", "data.num_test=20"],
+            r"^init\.run: in .*round-000002 data\.dataset was another synthetic; .*init\.weights: .*tensors$",
+        ),
+        (
+            ["init={run: RUN}", "task={type: language}"],
+            r"^init\.run: in .*round-000002 task was classification, here it is language; allowed",
+        ),
         (["init={weights: nowhere.safetensors}"], r"^init\.weights: cannot read nowhere\.safetensors"),
         (["init={run: RUN, weights: x}"], r"^init: .*give one of run and weights"),
         (["init={}"], r"^init: .*give one of run and weights"),

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from fedspec_dist.core.batch import Batch
 from fedspec_dist.data.dataset import Examples
 from fedspec_dist.distributed.collectives import Collectives, SingleProcess
-from fedspec_dist.rounds.evaluation import evaluate
+from fedspec_dist.rounds.evaluation import evaluate, over_clients
 from fedspec_dist.tasks.classification import Classification
 from tests.distributed.harness import run_ranks
 
@@ -67,3 +67,21 @@ def test_a_task_says_how_many_sums_it_keeps() -> None:
     module, images, labels = _problem()
     scores = evaluate(module, _ThreeSums(), Examples((images,), labels), 10, SingleProcess())
     assert scores == {"blocks": 5, "samples": 47, "labels": float(labels.sum())}
+
+
+@pytest.mark.parametrize(("better", "worst"), [("max", 0.5), ("min", 22.5)])
+def test_the_worst_decile_is_of_whole_clients_and_on_the_bad_side(better: str, worst: float) -> None:
+    # Of 24 clients two; of three, one.
+    scores = {client: {"loss": 7.0, "score": float(client)} for client in reversed(range(24))}
+    record = over_clients(scores, ("score", better))
+    assert record == pytest.approx(
+        {
+            "client_loss_mean": 7.0,
+            "client_loss_std": 0.0,
+            "client_score_mean": 11.5,
+            "client_score_std": ((24**2 - 1) / 12) ** 0.5,
+            "client_score_worst_decile": worst,
+        }
+    )
+    few = over_clients({client: scores[client] for client in range(3)}, ("score", better))
+    assert few["client_score_worst_decile"] == (0.0 if better == "max" else 2.0)

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from fedspec_dist.clients.algorithms.base import LocalAlgorithm
 from fedspec_dist.config import load, methods
+from fedspec_dist.core.batch import Batch
 from fedspec_dist.core.cohort import Cohort, Direction
 from fedspec_dist.data.images.arrays import Arrays
 from fedspec_dist.data.source import Source
@@ -23,6 +24,7 @@ from fedspec_dist.rounds.phases import check_patterns
 from fedspec_dist.rounds.stage import cut_columns
 from fedspec_dist.server.protocols import AnyLayers, Weights
 from fedspec_dist.server.weights.shares import Stateless
+from fedspec_dist.tasks.classification import Classification
 from tests.rounds.jobs import run_job, tiny
 
 RNG = np.random.default_rng(0)
@@ -293,9 +295,9 @@ TABLE: list[tuple[str, Any, dict[str, Any], str | None]] = [
     ("model", WithPositions, {}, None),
     ("model", Tied, {}, None),
     ("model", NoArguments, {}, r"called with \(input_shape, num_classes\), but takes \(\)"),
-    ("model", OtherClasses, {}, r"gives shape \[2, 7\] for 2 images; allowed is a tensor of shape \[2, 3\]"),
-    ("model", OtherImages, {}, r"mine_\w+ cannot be applied to images of shape \[1, 8, 8\]"),
-    ("model", WithBatchNorm, {}, r"changes buffers .*norm\.running_mean.* Use torch\.nn\.GroupNorm or LayerNorm"),
+    ("model", OtherClasses, {}, r"gives shape \[2, 7\] for 2 samples; allowed is a tensor of shape \[2, 3\]"),
+    ("model", OtherImages, {}, r"mine_\w+ cannot be applied to inputs of shape \[1, 8, 8\]"),
+    ("model", WithBatchNorm, {}, None),
     ("model", Doubles, {}, "extra has type torch.float64; allowed is torch.float32"),
     ("model", Shapeless, {}, r"has parameters without a shape \(fc\.weight, fc\.bias\).*from input_shape"),
     ("model", a_number, {}, "made a int; allowed is a torch.nn.Module"),
@@ -307,12 +309,12 @@ TABLE: list[tuple[str, Any, dict[str, Any], str | None]] = [
     ("local.algorithm", BareLocal, {}, "has no own, begin, end; derive it from"),
     ("local.algorithm", MyLocal, {}, None),
     ("local.algorithm", MyLocal, {"mu": (float, 1.0)}, r"called with \(mu=\.\.\.\), but takes \(\)"),
-    ("server.aggregator", BareMean, {}, "has no needs, check; derive it from"),
+    ("server.aggregator", BareMean, {}, "has no check; derive it from"),
     ("server.aggregator", MyMean, RANK, None),
     ("server.aggregator", JustATensor, {}, r"direction\(\) of JustATensor gave a Tensor; allowed .*Direction"),
-    ("server.aggregator", Unknown, {}, r"mine_\w+ needs 'hessian'; allowed: sketches, fisher_diagonal"),
+    ("server.aggregator", Unknown, {}, r"mine_\w+ needs 'hessian'; allowed: .*sketches, fisher_diagonal"),
     ("server.aggregator", Sketching, {}, "must have the parameters rank, oversampling, power_iterations"),
-    ("server.weights", BareWeights, {}, "has no needs_proxy, initial_state; derive it from"),
+    ("server.weights", BareWeights, {}, "has no initial_state; derive it from"),
     ("server.weights", MyWeights, {}, None),
     ("server.weights", TensorWeights, {}, r"weigh\(\) of TensorWeights gave a Tensor; allowed .*Weights"),
     ("server.optimizer", BareOptimizer, {}, "has no initial_state; derive it from"),
@@ -408,3 +410,77 @@ def test_a_source_of_ones_own_is_known_by_its_content(tmp_path: Path) -> None:
     one, same, other = (MyData(tmp_path, False, seed).fingerprint() for seed in (0, 0, 1))
     assert one == same != other
     assert load(None).data.dataset.type == "digits"
+
+
+class Errors(Classification):
+    """How often it is wrong."""
+
+    headline = ("error", "min")
+
+    def summarize(self, sums: Tensor, num_samples: int) -> dict[str, float]:
+        return {"error": 1 - super().summarize(sums, num_samples)["accuracy"]}
+
+
+class Misnamed(Errors):
+    headline = ("mistakes", "min")
+
+
+class Undirected(Errors):
+    headline = "error"  # type: ignore[assignment]
+
+
+class Short(Errors):
+    num_sums = 3
+
+
+class Tensors(Errors):
+    def summarize(self, sums: Tensor, num_samples: int) -> dict[str, float]:
+        return {"error": sums[0]}  # type: ignore[dict-item]
+
+
+class Detached(Errors):
+    def output_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return super().output_loss(outputs, targets).detach()
+
+
+class Broken(Errors):
+    def metrics(self, model: Any, batch: Batch) -> Tensor:
+        raise RuntimeError("no such thing")
+
+
+@pytest.mark.parametrize(
+    ("made", "problem"),
+    [
+        (Short, r"^task: metrics of mine\w+ gave shape \[2\]; allowed is a tensor of shape \[3\], its num_sums"),
+        (Tensors, r"^task: summarize of mine\w+ gave a Tensor for error; allowed is a number"),
+        (Detached, r"^task: mine\w+ gives a loss for cnn that has no gradient"),
+        (Broken, r"^task: metrics of mine\w+ cannot be taken of inputs of shape \[1, 8, 8\] .*: no such thing"),
+    ],
+)
+def test_what_a_task_gives_is_checked_before_the_first_round(
+    made: type, problem: str, register: Callable[..., str]
+) -> None:
+    config = tiny([f"task={register('task', made, {})}"])
+    with pytest.raises(ValueError, match=problem):
+        build_model(config, load_federation(config, prepares=True).dataset)
+
+
+@pytest.mark.parametrize(
+    ("made", "listed", "problem"),
+    [
+        (Misnamed, {}, r"^task: mine\w+ counts mistakes, but its `summarize` gives error; let it give"),
+        (Undirected, {}, r"^task: mine\w+ has headline 'error'; allowed is a pair such as \('mse', 'min'\)"),
+        (Errors, {"headline": ("error", "max")}, r"^task: mine\w+ has headline \('error', 'min'\) in its class and"),
+        (Errors, {"headline": ("error", "min")}, ""),
+    ],
+)
+def test_the_metric_that_counts_in_a_task(
+    made: type, listed: dict[str, Any], problem: str, register: Callable[..., str], tmp_path: Path
+) -> None:
+    config = tiny([f"task={register('task', made, listed)}"])
+    if problem:
+        with pytest.raises(ValueError, match=problem):
+            run_job(config, tmp_path)
+    else:
+        assert 0 <= run_job(config, tmp_path).records[-1]["test_error"] <= 1
+        assert config.headline() == ("test_error", "min")

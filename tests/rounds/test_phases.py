@@ -4,14 +4,13 @@ import pytest
 from torch import nn
 
 from fedspec_dist.config import load, methods
+from fedspec_dist.config.methods import MODELS
 from fedspec_dist.core.parameters import ParameterLayout
-from fedspec_dist.models.cnn import Cnn
-from fedspec_dist.models.resnet import ResNet20
 from fedspec_dist.rounds.federation import load_federation
 from fedspec_dist.rounds.phases import check_patterns, phase_of_round
 from fedspec_dist.rounds.stage import make_filter
 
-MODEL = Cnn((1, 8, 8), 3, width=2)
+MODEL = MODELS["cnn"].build((1, 8, 8), 3, width=2)
 DATASET = load_federation(load(), prepares=True).dataset
 
 
@@ -41,12 +40,12 @@ def test_a_method_that_does_not_suit_the_model_is_found_before_the_first_round(
     overrides: list[str], message: str
 ) -> None:
     config = load(None, overrides)
-    model = nn.Linear(3, 2) if "moon" in overrides[0] else ResNet20((1, 8, 8), 3)
+    model = nn.Linear(3, 2) if "moon" in overrides[0] else MODELS["resnet20"].build((1, 8, 8), 3)
     with pytest.raises(ValueError, match=message):
         check_patterns(config, model, DATASET)
 
 
-ON_FEATURES = [name for name, entry in methods.LOCAL_ALGORITHMS.items() if entry.build().needs_features]
+ON_FEATURES = [name for name, entry in methods.LOCAL_ALGORITHMS.items() if "features" in entry.needs]
 
 
 @pytest.mark.parametrize("name", ON_FEATURES)
@@ -62,14 +61,14 @@ def test_a_method_that_acts_on_features_is_refused_where_none_of_them_trains(nam
 
 @pytest.mark.parametrize("name", ON_FEATURES)
 def test_a_projection_head_makes_features_but_no_levels(name: str) -> None:
-    model = Cnn((1, 8, 8), 3, width=2)
+    model = MODELS["cnn"].build((1, 8, 8), 3, width=2)
     model.add_projection(4)
     config = load(None, [f"local.algorithm={name}", "model.projection=4", "trainable=['projection.*', 'fc.*']"])
     if methods.LOCAL_ALGORITHMS[name].build().needs_levels:
         with pytest.raises(ValueError, match=r"^trainable: got \['projection\.\*', 'fc\.\*'\]"):
-            check_patterns(config, model)
+            check_patterns(config, model, DATASET)
     else:
-        assert check_patterns(config, model)
+        assert check_patterns(config, model, DATASET)
 
 
 @pytest.mark.parametrize("name", [name for name in methods.FILTERS if name != "none"])

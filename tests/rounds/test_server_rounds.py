@@ -14,24 +14,19 @@ from fedspec_dist.clients.algorithms.base import LocalAlgorithm
 from fedspec_dist.clients.algorithms.scaffold import Scaffold
 from fedspec_dist.clients.executors.base import ClientReport, Rows
 from fedspec_dist.config import methods
+from fedspec_dist.config.methods import AGGREGATORS, FILTERS, TRANSFORMS, WEIGHTS
 from fedspec_dist.core.cohort import Clients
 from fedspec_dist.core.parameters import ParameterLayout
 from fedspec_dist.distributed.assignment import assign
 from fedspec_dist.distributed.collectives import Collectives, SingleProcess
 from fedspec_dist.distributed.columns import Columns
-from fedspec_dist.filters.ablations import RandomSuppression
-from fedspec_dist.filters.spectral import HighPass
 from fedspec_dist.rounds.local import LocalResult, NonFiniteUpdateError, share_results
 from fedspec_dist.rounds.server import FederatedServer, NonFiniteModelError, ServerMethods
 from fedspec_dist.server.aggregators.fedavg import FedAvg
 from fedspec_dist.server.aggregators.fedgh import FedGH
-from fedspec_dist.server.aggregators.fipa import Fipa
 from fedspec_dist.server.aggregators.median import Median
 from fedspec_dist.server.optimizers import Sgd
 from fedspec_dist.server.transforms.clip import Clip
-from fedspec_dist.server.transforms.fedgh import Harmonize
-from fedspec_dist.server.transforms.noise import Noise
-from fedspec_dist.server.weights.fedlaw import FedLaw
 from fedspec_dist.server.weights.shares import Samples
 from tests.distributed.harness import run_ranks
 from tests.reference import dense_cohort, fedgh_vectors, fipa_dense
@@ -81,10 +76,10 @@ def _server_methods() -> dict[str, ServerMethods]:
     plain = ServerMethods(Samples(), FedAvg(), LocalAlgorithm(), None, Sgd(LR))
     aggregators = _made(methods.AGGREGATORS) | {
         "fedgh snapshot": FedGH(mode="snapshot"),
-        "fipa": Fipa(rank=RANK, damping=DAMPING, step=STEP),
-        "fipa tsqr": Fipa(rank=RANK, damping=DAMPING, step=STEP, merge="tsqr"),
+        "fipa": AGGREGATORS["fipa"].build(rank=RANK, damping=DAMPING, step=STEP),
+        "fipa tsqr": AGGREGATORS["fipa"].build(rank=RANK, damping=DAMPING, step=STEP, merge="tsqr"),
     }
-    weightings = _made(methods.WEIGHTS) | {"fedlaw": FedLaw(epochs=2)}
+    weightings = _made(methods.WEIGHTS) | {"fedlaw": WEIGHTS["fedlaw"].build(epochs=2)}
     algorithms = _made(methods.LOCAL_ALGORITHMS) | {"scaffold full gradient": Scaffold(option=1)}
     return {
         **{f"aggregator {name}": replace(plain, aggregator=made) for name, made in aggregators.items()},
@@ -92,11 +87,13 @@ def _server_methods() -> dict[str, ServerMethods]:
         **{f"optimizer {name}": replace(plain, optimizer=o) for name, o in _made(methods.SERVER_OPTIMIZERS).items()},
         **{f"algorithm {name}": replace(plain, algorithm=made) for name, made in algorithms.items()},
         "transform clip": replace(plain, transforms=[Clip(50.0)]),
-        "transform fedgh": replace(plain, transforms=[Harmonize()]),
-        "transform noise": replace(plain, transforms=[Clip(50.0), Noise()]),
-        "transforms before the median": replace(plain, aggregator=Median(), transforms=[Clip(50.0), Harmonize()]),
-        "filter": replace(plain, filter=HighPass(LAYOUT.segments, 0.1)),
-        "random filter": replace(plain, filter=RandomSuppression(LAYOUT.segments, 0.1)),
+        "transform fedgh": replace(plain, transforms=[TRANSFORMS["fedgh"].build()]),
+        "transform noise": replace(plain, transforms=[Clip(50.0), TRANSFORMS["noise"].build()]),
+        "transforms before the median": replace(
+            plain, aggregator=Median(), transforms=[Clip(50.0), TRANSFORMS["fedgh"].build()]
+        ),
+        "filter": replace(plain, filter=FILTERS["rfft"].build(LAYOUT.segments, 0.1)),
+        "random filter": replace(plain, filter=FILTERS["random"].build(LAYOUT.segments, 0.1)),
     }
 
 
@@ -168,6 +165,11 @@ def _server(made: ServerMethods, columns: Columns, collectives: Collectives) -> 
     )
 
 
+def _needs(made: ServerMethods) -> frozenset[str]:
+    """Of the aggregator, from its line."""
+    return next(row.needs for row in methods.AGGREGATORS.values() if row.load() is type(made.aggregator))
+
+
 def _round(
     server: FederatedServer,
     made: ServerMethods,
@@ -181,11 +183,11 @@ def _round(
     facts = _facts(clients, cohort)
     plan = assign(facts.num_samples.tolist(), collectives.num_ranks)
     mine = plan[collectives.rank]
-    uploads = (*made.algorithm.uploads, *(made.aggregator.needs & {"fisher_diagonal"}))
+    uploads = (*made.algorithm.uploads, *(_needs(made) & {"fisher_diagonal"}))
     local = _local_result([clients[p] for p in mine], server.columns, uploads)
     report = share_results(local, cohort, facts, plan, RANK, collectives)
     kept = report.finite("skip", 1)
-    rows = local.of([place for place, p in enumerate(mine) if p in kept], "sketches" in made.aggregator.needs)
+    rows = local.of([place for place, p in enumerate(mine) if p in kept], "sketches" in _needs(made))
     return server.step(theta, server.exchange(rows, report.facts(kept), theta), index)
 
 
@@ -298,7 +300,7 @@ def test_the_filter_on_the_update_takes_out_its_low_frequencies(one_rank: Result
     start = torch.linspace(-1, 1, NUM_PARAMETERS)
     moved = (one_rank["filter"].theta - start).double()
     filtered = moved.clone()
-    HighPass(LAYOUT.segments, 0.1)(filtered)
+    FILTERS["rfft"].build(LAYOUT.segments, 0.1)(filtered)
     torch.testing.assert_close(filtered, moved, rtol=0, atol=1e-6)
     plain = one_rank["aggregator fedavg"].theta - start
     assert moved.norm() < 0.97 * plain.norm()
@@ -371,7 +373,7 @@ def test_nobody_left_has_no_mean() -> None:
 def _stopped_report(collectives: Collectives) -> bool:
     clients = [_Client(1, 0), _Client(2, 0)]
     local = _local_result(clients[:1] if collectives.rank == 0 else [], Columns.shared(NUM_PARAMETERS, 2))
-    local.complete = collectives.rank == 0
+    local = replace(local, complete=collectives.rank == 0)
     return share_results(local, [1, 2], _facts(clients, [1, 2]), [[0], [1]], RANK, collectives).stopped
 
 

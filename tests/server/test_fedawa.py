@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedspec_dist.config.methods import WEIGHTS
 from fedspec_dist.core.cohort import Cohort
 from fedspec_dist.server.weights.fedawa import ClientVectors, FedAwa
 from tests.reference import adam_steps, dense_cohort, fedawa_loss
@@ -46,7 +47,7 @@ def test_loss_and_gradient() -> None:
 def test_as_released_one_step_counts_in_the_next_round(
     parameters: dict[str, object], logits: tuple[float, float]
 ) -> None:
-    weighting = FedAwa(**parameters, stale=True)
+    weighting = WEIGHTS["fedawa"].build(**parameters, stale=True)
     kept = state(weighting)
     weights = weighting.weigh(cohort(), kept)
     close(THETA + weights.values @ UPDATES, tensor(1.1132622006, 0.8397866019))
@@ -58,7 +59,7 @@ def test_as_released_one_step_counts_in_the_next_round(
 
 
 def test_one_step_counts_in_its_own_round() -> None:
-    weights = FedAwa().weigh(cohort(), state(FedAwa()))
+    weights = WEIGHTS["fedawa"].build().weigh(cohort(), state(WEIGHTS["fedawa"].build()))
     close(weights.values, tensor(0.249, 0.751).softmax(0))
 
 
@@ -70,7 +71,7 @@ def test_rates_that_are_not_given_are_the_released_ones_of_the_optimizer(
     optimizer: str, released: dict[str, float]
 ) -> None:
     def learned(**parameters: float | None) -> Tensor:
-        weighting = FedAwa(optimizer, **parameters, server_epochs=3)
+        weighting = WEIGHTS["fedawa"].build(optimizer, **parameters, server_epochs=3)
         kept = state(weighting)
         weighting.weigh(cohort(), kept)
         return kept["logits"]
@@ -82,14 +83,14 @@ def test_rates_that_are_not_given_are_the_released_ones_of_the_optimizer(
 
 
 def test_zero_epochs_are_the_softmax_of_the_shares_and_not_the_shares() -> None:
-    weighting = FedAwa(server_epochs=0)
+    weighting = WEIGHTS["fedawa"].build(server_epochs=0)
     kept = state(weighting)
     close(weighting.weigh(cohort(), kept).values, tensor(0.3775406688, 0.6224593312))
     assert torch.equal(kept["logits"], tensor(0.25, 0.75))
 
 
 def test_equal_sizes_start_uniform() -> None:
-    weighting = FedAwa(server_epochs=0)
+    weighting = WEIGHTS["fedawa"].build(server_epochs=0)
     weights = weighting.weigh(cohort(), weighting.initial_state(torch.tensor([5, 5])))
     assert weights.values.tolist() == [0.5, 0.5]
 
@@ -104,7 +105,7 @@ def random_cohort(num_clients: int, seed: int, ids: list[int] | None = None, pop
 @pytest.mark.parametrize("epochs", [1, 4])
 @pytest.mark.parametrize("stale", [True, False])
 def test_adam_equals_its_twin_in_two_rounds(epochs: int, stale: bool) -> None:
-    weighting = FedAwa(lr=0.1, server_epochs=epochs, stale=stale)
+    weighting = WEIGHTS["fedawa"].build(lr=0.1, server_epochs=epochs, stale=stale)
     sizes = torch.tensor([3, 9, 4, 4])
     kept, logits = weighting.initial_state(sizes), sizes.double() / 20
     for seed in range(2):
@@ -119,7 +120,7 @@ def test_adam_equals_its_twin_in_two_rounds(epochs: int, stale: bool) -> None:
 
 @pytest.mark.parametrize("weight_decay", [0.0, 5e-2])
 def test_sgd_equals_its_twin(weight_decay: float) -> None:
-    weighting = FedAwa(optimizer="sgd", lr=0.3, server_epochs=3, weight_decay=weight_decay)
+    weighting = WEIGHTS["fedawa"].build(optimizer="sgd", lr=0.3, server_epochs=3, weight_decay=weight_decay)
     kept = weighting.initial_state(torch.tensor([3, 9, 4, 4]))
     given = random_cohort(4, 0)
     logits, buffer = kept["logits"].clone(), torch.zeros(4, dtype=torch.float64)
@@ -133,7 +134,7 @@ def test_sgd_equals_its_twin(weight_decay: float) -> None:
 
 
 def test_logits_belong_to_clients_and_not_to_places() -> None:
-    weighting = FedAwa(lr=0.1, stale=True)
+    weighting = WEIGHTS["fedawa"].build(lr=0.1, stale=True)
     kept = weighting.initial_state(torch.tensor([1, 2, 3, 4]))
     start = kept["logits"].clone()
     first = weighting.weigh(random_cohort(2, 0, [1, 3], 4), kept)
@@ -149,7 +150,7 @@ def test_logits_belong_to_clients_and_not_to_places() -> None:
 @pytest.mark.parametrize("scale", [1.0, 1e-6, 1e4])
 def test_equal_updates_teach_nothing(optimizer: str, scale: float) -> None:
     # The rounding of a Gram matrix must not become a direction: Adam would step its full rate along it.
-    weighting = FedAwa(optimizer=optimizer, weight_decay=0.0, server_epochs=5)
+    weighting = WEIGHTS["fedawa"].build(optimizer=optimizer, weight_decay=0.0, server_epochs=5)
     for seed in range(20):
         generator = torch.Generator().manual_seed(seed)
         update = scale * torch.randn(1, 1000, generator=generator, dtype=torch.float64)
@@ -161,7 +162,7 @@ def test_equal_updates_teach_nothing(optimizer: str, scale: float) -> None:
 
 
 def test_one_client_and_zero_updates_teach_nothing() -> None:
-    weighting = FedAwa(server_epochs=3)
+    weighting = WEIGHTS["fedawa"].build(server_epochs=3)
     for updates in (UPDATES[:1], torch.zeros(2, 2, dtype=torch.float64)):
         kept = weighting.initial_state(torch.tensor([2, 6][: len(updates)]))
         before = kept["logits"].clone()

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedspec_dist.server.weights.feddisco import METRICS, FedDisco, discrepancies, divergences
+from fedspec_dist.config.methods import WEIGHTS
+from fedspec_dist.server.weights.feddisco import METRICS, discrepancies, divergences
 from fedspec_dist.server.weights.shares import Samples
 from tests.reference import dense_cohort, feddisco_weights
 
@@ -17,7 +18,7 @@ EVEN = torch.ones(2)
 def weights(counts: list[list[int]], test: list[int] | None = None, **parameters: object) -> Tensor:
     sizes = [sum(row) for row in counts]
     cohort = dense_cohort(torch.zeros(len(counts), 2), num_samples=sizes, class_counts=counts, test_class_counts=test)
-    return FedDisco(**parameters).weigh(cohort, {}).values
+    return WEIGHTS["feddisco"].build(**parameters).weigh(cohort, {}).values
 
 
 def close(left: Tensor, right: list[float], tolerance: float = 1e-9) -> None:
@@ -55,7 +56,7 @@ def test_without_a_and_b_exactly_the_shares(metric: str) -> None:
     cohort = dense_cohort(torch.zeros(16, 2), num_samples=[k + 1 for k in range(16)], class_counts=counts)
     assert float(cohort.clients.shares.sum()) != 1
     expected = Samples().weigh(cohort, {}).values
-    assert torch.equal(FedDisco(0.0, 0.0, metric).weigh(cohort, {}).values, expected)
+    assert torch.equal(WEIGHTS["feddisco"].build(0.0, 0.0, metric).weigh(cohort, {}).values, expected)
 
 
 def test_b_alone_is_not_the_shares() -> None:
@@ -115,4 +116,4 @@ def test_a_client_without_samples_does_not_count() -> None:
 
 def test_diagnostics() -> None:
     cohort = dense_cohort(torch.zeros(2, 2), num_samples=[10, 40], class_counts=COUNTS)
-    assert FedDisco().weigh(cohort, {}).diagnostics == {"feddisco/dropped": 0.5}
+    assert WEIGHTS["feddisco"].build().weigh(cohort, {}).diagnostics == {"feddisco/dropped": 0.5}

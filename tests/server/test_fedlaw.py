@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedspec_dist.config.methods import WEIGHTS
 from fedspec_dist.core.cohort import Cohort
-from fedspec_dist.server.weights.fedlaw import FedLaw, gradients, merged
+from fedspec_dist.server.weights.fedlaw import gradients, merged
 from tests.reference import adam_steps, dense_cohort, fedlaw_model
 from tests.server.test_weightings import Hills
 
@@ -46,7 +47,7 @@ def test_first_gradients() -> None:
 
 
 def test_one_step() -> None:
-    weights = FedLaw(epochs=1).weigh(cohort(), {})
+    weights = WEIGHTS["fedlaw"].build(epochs=1).weigh(cohort(), {})
     close(weights.values, [0.253768718, 0.746231282], 1e-7)  # Adam's epsilon is not in the worked numbers
     assert weights.shrink == pytest.approx(1.0100501671, abs=1e-9)
     assert weights.diagnostics == {"fedlaw/shrink": weights.shrink}
@@ -54,7 +55,7 @@ def test_one_step() -> None:
 
 
 def test_optimum() -> None:
-    weights = FedLaw(epochs=200, lr=0.1).weigh(cohort(), {})
+    weights = WEIGHTS["fedlaw"].build(epochs=200, lr=0.1).weigh(cohort(), {})
     close(weights.values, [0.5, 0.5], 1e-3)
     assert weights.shrink == pytest.approx(4 / 3, abs=1e-3)
 
@@ -62,7 +63,7 @@ def test_optimum() -> None:
 def test_without_epochs_exactly_the_shares() -> None:
     sizes = list(range(1, 14))
     given = dense_cohort(torch.ones(13, 2), num_samples=sizes)
-    weights = FedLaw(epochs=0).weigh(given, {})
+    weights = WEIGHTS["fedlaw"].build(epochs=0).weigh(given, {})
     assert torch.equal(weights.values, given.clients.shares)
     assert not torch.equal(given.clients.shares.log().softmax(0), given.clients.shares), "the test would see rounding"
     assert weights.shrink == 1.0
@@ -70,7 +71,7 @@ def test_without_epochs_exactly_the_shares() -> None:
 
 def test_one_client_learns_the_factor_only() -> None:
     given = dense_cohort(MODELS[:1] - THETA, THETA, proxy=Parabola())
-    weights = FedLaw().weigh(given, {})
+    weights = WEIGHTS["fedlaw"].build().weigh(given, {})
     assert weights.values.tolist() == [1.0]
     assert weights.shrink > 1.1
 
@@ -82,7 +83,11 @@ def test_equals_automatic_differentiation(epochs: int) -> None:
     theta = torch.randn(30, generator=generator, dtype=torch.float64)
     proxy = Hills()
     sizes = [3, 9, 4, 4]
-    weights = FedLaw(epochs=epochs, lr=0.05).weigh(dense_cohort(updates, theta, num_samples=sizes, proxy=proxy), {})
+    weights = (
+        WEIGHTS["fedlaw"]
+        .build(epochs=epochs, lr=0.05)
+        .weigh(dense_cohort(updates, theta, num_samples=sizes, proxy=proxy), {})
+    )
     batches = [batch for epoch in range(epochs) for batch in proxy.batches(epoch)]
     x = torch.tensor([log(size / 20) for size in sizes], dtype=torch.float64)
     history = adam_steps(
@@ -97,7 +102,7 @@ def test_equals_automatic_differentiation(epochs: int) -> None:
 
 def test_a_client_without_samples_stays_without_weight() -> None:
     given = dense_cohort(MODELS - THETA, THETA, num_samples=[0, 3], proxy=Parabola())
-    assert FedLaw(epochs=5).weigh(given, {}).values.tolist() == [0.0, 1.0]
+    assert WEIGHTS["fedlaw"].build(epochs=5).weigh(given, {}).values.tolist() == [0.0, 1.0]
 
 
 def test_the_proxy_is_asked_at_the_precision_of_the_model() -> None:
@@ -108,10 +113,10 @@ def test_the_proxy_is_asked_at_the_precision_of_the_model() -> None:
             asked.append(theta)
             return theta - 1
 
-    FedLaw(epochs=2).weigh(dense_cohort(MODELS, THETA.float(), proxy=Recorder()), {})
+    WEIGHTS["fedlaw"].build(epochs=2).weigh(dense_cohort(MODELS, THETA.float(), proxy=Recorder()), {})
     assert [(theta.dtype, theta.shape) for theta in asked] == [(torch.float32, (2,))] * 2
 
 
 def test_samples_of_the_servers_own_are_needed() -> None:
     with pytest.raises(AssertionError, match="fedlaw needs samples of the server's own"):
-        FedLaw().weigh(dense_cohort(MODELS, THETA), {})
+        WEIGHTS["fedlaw"].build().weigh(dense_cohort(MODELS, THETA), {})

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedspec_dist.config.methods import AGGREGATORS
 from fedspec_dist.core.cohort import Cohort, Sketches
-from fedspec_dist.server.aggregators.fipa import Fipa, merge, merge_coefficients, null_fraction, qr_merge_coefficients
+from fedspec_dist.server.aggregators.fipa import merge, merge_coefficients, null_fraction, qr_merge_coefficients
 from tests.reference import DenseRows, dense_cohort, fipa_dense, fipa_released
 
 HALF = torch.tensor([0.5, 0.5], dtype=torch.float64)
@@ -240,7 +241,9 @@ def cohort(bases: list[Tensor], eigenvalues: list[Tensor], updates: Tensor, weig
 @pytest.mark.parametrize("form", ["gram", "tsqr"])
 def test_aggregator_diagnostics(form: str) -> None:
     bases, eigenvalues, updates, weights = random_problem(30, [4, 0, 3], seed=1)
-    diagnostics = Fipa(merge=form).direction(cohort(bases, eigenvalues, updates, weights)).diagnostics
+    diagnostics = (
+        AGGREGATORS["fipa"].build(merge=form).direction(cohort(bases, eigenvalues, updates, weights)).diagnostics
+    )
     mean = weights @ updates
     span = torch.linalg.qr(torch.cat(bases, dim=1)).Q
     outside = mean - span @ (span.T @ mean)
@@ -252,7 +255,7 @@ def test_aggregator_diagnostics(form: str) -> None:
 @pytest.mark.parametrize("form", ["gram", "tsqr"])
 def test_aggregator_without_any_eigenpair(form: str) -> None:
     bases, eigenvalues, updates, weights = random_problem(6, [0, 0], seed=1)
-    direction = Fipa(merge=form).direction(cohort(bases, eigenvalues, updates, weights))
+    direction = AGGREGATORS["fipa"].build(merge=form).direction(cohort(bases, eigenvalues, updates, weights))
     assert torch.equal(direction.slice, torch.zeros(6, dtype=torch.float64))
     assert direction.diagnostics == {
         "fipa/rank": 0.0,
@@ -266,22 +269,3 @@ def test_null_fraction_of_repeated_columns_and_of_zero() -> None:
     vector = torch.tensor([3.0, 0, 4], dtype=torch.float64)
     assert null_fraction(basis.T @ basis, basis.T @ vector, 25.0) == pytest.approx(16 / 25, abs=1e-8)
     assert null_fraction(basis.T @ basis, torch.zeros(3).double(), 0.0) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"rank": 0}, r"rank: must be at least 1, got 0"),
-        ({"oversampling": -1}, r"oversampling: must be at least 0, got -1"),
-        ({"power_iterations": -1}, r"power_iterations: must be at least 0"),
-        ({"damping": -0.1}, r"damping: must be at least 0, got -0\.1"),
-        ({"damping": 0.0}, r"damping: must be above 0 with convention: released"),
-        ({"step": 0.0}, r"step: must be above 0"),
-        ({"step": float("nan")}, r"step: must be above 0"),
-        ({"convention": "paper"}, r"convention: must be one of released, exact, got 'paper'"),
-        ({"merge": "svd"}, r"merge: must be one of gram, tsqr, got 'svd'"),
-    ],
-)
-def test_impossible_parameters_are_refused(parameters: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=r"server\.aggregator\." + message):
-        Fipa(**parameters)

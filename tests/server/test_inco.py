@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedspec_dist.config.methods import MODELS
+from fedspec_dist.config.methods import AGGREGATORS, MODELS
 from fedspec_dist.core.parameters import ParameterLayout, Segment
-from fedspec_dist.server.aggregators.inco import InCo, cross_layer_pairs, mixed
+from fedspec_dist.server.aggregators.inco import cross_layer_pairs, mixed
 from tests.reference import dense_cohort, inco_kernel
 
 G = torch.tensor([[[[1.0, 1], [0, 0]]]], dtype=torch.float64)
@@ -64,7 +64,7 @@ def two_blocks(width: int = 1) -> list[Segment]:
 
 def test_entries_are_cut_and_counted() -> None:
     updates = torch.cat([kernel(9, 9, 9, 9), REFERENCE, G, 0.01 * G]).reshape(1, -1)
-    result = InCo().direction(dense_cohort(updates, segments=two_blocks()))
+    result = AGGREGATORS["inco"].build().direction(dense_cohort(updates, segments=two_blocks()))
     later = result.slice[8:].reshape(2, 1, 1, 2, 2)
     torch.testing.assert_close(later[0], kernel(0.1, 0.1, 0, 0))
     assert later.abs().max() == 0.1
@@ -96,20 +96,20 @@ def test_convolutions_of_another_shape_are_left_alone() -> None:
     assert [target.name for target, _ in cross_layer_pairs([first, narrow, last])] == ["blocks.1.conv2.weight"]
 
 
-@pytest.mark.parametrize("name", sorted(set(MODELS) - {"resnet20"}))
+@pytest.mark.parametrize("name", [name for name, row in MODELS.items() if not row.gives and not row.needs])
 def test_models_without_residual_stages_are_refused(name: str) -> None:
     layout = ParameterLayout(MODELS[name].build((3, 32, 32), 10))
     cohort = dense_cohort(torch.zeros(2, len(layout)), segments=layout.segments)
     with pytest.raises(ValueError, match=r"^server\.aggregator: inco mixes .* use model: resnet20"):
-        InCo().direction(cohort)
+        AGGREGATORS["inco"].build().direction(cohort)
+
+
+@pytest.mark.parametrize("name", ["resnet20", "resnet18"])
+def test_models_that_give_blocks_have_them(name: str) -> None:
+    assert "blocks" in MODELS[name].gives
+    assert cross_layer_pairs(ParameterLayout(MODELS[name].build((3, 8, 8), 10)).segments)
 
 
 def test_one_block_a_stage_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^server\.aggregator: inco mixes"):
         cross_layer_pairs(two_blocks()[:2])
-
-
-@pytest.mark.parametrize("clamp_max", [-1.0, float("nan")])
-def test_impossible_parameters_are_refused(clamp_max: float) -> None:
-    with pytest.raises(ValueError, match=r"^server\.aggregator\.clamp_max: must be at least 0, got"):
-        InCo(clamp_max)

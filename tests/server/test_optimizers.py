@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedspec_dist.config.methods import SERVER_OPTIMIZERS
-from fedspec_dist.server.optimizers import Adagrad, Adam, Momentum, Sgd, Yogi
+from fedspec_dist.server.optimizers import Adam, Momentum, Sgd
 from fedspec_dist.server.protocols import ServerOptimizer
 from tests.reference import adaptive_step
 
@@ -33,7 +33,7 @@ def test_momentum() -> None:
     torch.testing.assert_close(state["momentum"], tensor((-0.3295, 0.1235)))
 
 
-ADAPTIVE = {"adagrad": Adagrad, "adam": Adam, "yogi": Yogi}
+ADAPTIVE = ["adagrad", "adam", "yogi"]
 
 
 @pytest.mark.parametrize(
@@ -50,15 +50,17 @@ ADAPTIVE = {"adagrad": Adagrad, "adam": Adam, "yogi": Yogi}
 def test_adaptive(name: str, start: float, one: tuple[float, float], two: tuple[float, float]) -> None:
     settings = {"lr": 0.1, "beta1": 0.9, "tau": 1e-3}
     for accumulator in (start, None) if start else (start,):  # None is tau^2
-        first, second, _ = two_rounds(ADAPTIVE[name](**settings, initial_accumulator=accumulator))
+        first, second, _ = two_rounds(SERVER_OPTIMIZERS[name].build(**settings, initial_accumulator=accumulator))
         torch.testing.assert_close(first, tensor(one), rtol=0, atol=1e-9)
         torch.testing.assert_close(second, tensor(two), rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", sorted(ADAPTIVE))
+@pytest.mark.parametrize("name", ADAPTIVE)
 def test_adaptive_equal_their_twin(name: str) -> None:
     generator = torch.Generator().manual_seed(1)
-    optimizer = ADAPTIVE[name](lr=0.3, beta1=0.7, tau=0.05, **({} if name == "adagrad" else {"beta2": 0.6}))
+    optimizer = SERVER_OPTIMIZERS[name].build(
+        lr=0.3, beta1=0.7, tau=0.05, **({} if name == "adagrad" else {"beta2": 0.6})
+    )
     theta = torch.randn(20, generator=generator, dtype=torch.float64)
     state, expected = optimizer.initial_state(20), [(t, 0.0, 0.05**2) for t in theta.tolist()]
     for _ in range(4):
@@ -72,7 +74,11 @@ def test_adaptive_equal_their_twin(name: str) -> None:
 
 
 def test_the_default_start_is_tau_squared() -> None:
-    for optimizer in (Adagrad(), Adam(), Yogi(tau=0.5)):
+    for optimizer in (
+        SERVER_OPTIMIZERS["adagrad"].build(),
+        SERVER_OPTIMIZERS["adam"].build(),
+        SERVER_OPTIMIZERS["yogi"].build(tau=0.5),
+    ):
         assert torch.equal(optimizer.initial_state(3)["square"], tensor((optimizer.tau**2,) * 3))
 
 
@@ -84,8 +90,14 @@ def test_momentum_without_memory_is_fedavg_bit_for_bit() -> None:
 
 
 def test_no_adaptive_optimizer_is_fedavg_except_one_setting_of_adam() -> None:
-    fedavg = two_rounds(Sgd())
-    for optimizer in (Adagrad(), Adam(), Yogi(), Adam(lr=1.0, beta1=0.0), Adagrad(lr=1.0)):
+    fedavg = two_rounds(SERVER_OPTIMIZERS["sgd"].build())
+    for optimizer in (
+        SERVER_OPTIMIZERS["adagrad"].build(),
+        SERVER_OPTIMIZERS["adam"].build(),
+        SERVER_OPTIMIZERS["yogi"].build(),
+        SERVER_OPTIMIZERS["adam"].build(lr=1.0, beta1=0.0),
+        SERVER_OPTIMIZERS["adagrad"].build(lr=1.0),
+    ):
         assert (two_rounds(optimizer)[0] - fedavg[0]).norm() > 1e-2
     same = two_rounds(Adam(lr=0.01, beta1=0.0, beta2=1.0, tau=0.01, initial_accumulator=0.0))
     torch.testing.assert_close(same[1], fedavg[1], rtol=1e-14, atol=1e-14)
@@ -171,21 +183,3 @@ def test_padding_of_zeros_stays_zero(name: str) -> None:
     for _ in range(2):
         theta = optimizer.step(theta, torch.zeros(3, dtype=torch.float64), state)
     assert torch.equal(theta, torch.zeros(3))
-
-
-@pytest.mark.parametrize(
-    ("name", "parameters", "message"),
-    [
-        *((name, {"lr": lr}, "lr: must be above 0, got") for name in SERVER_OPTIMIZERS for lr in (0.0, -1.0)),
-        ("sgd", {"lr": float("nan")}, "lr: must be above 0, got nan"),
-        ("momentum", {"beta": 1.0}, r"beta: must be at least 0 and below 1, got 1\.0"),
-        ("adagrad", {"beta1": 1.0}, r"beta1: must be at least 0 and below 1, got 1\.0"),
-        ("adam", {"beta2": 1.1}, r"beta2: must be between 0 and 1, got 1\.1"),
-        ("yogi", {"beta2": -0.1}, r"beta2: must be between 0 and 1, got -0\.1"),
-        ("yogi", {"tau": 0.0}, r"tau: must be above 0, got 0\.0"),
-        ("adam", {"initial_accumulator": -1.0}, r"initial_accumulator: must be at least 0, or null for tau\^2, got -1"),
-    ],
-)
-def test_impossible_parameters_are_refused(name: str, parameters: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=r"^server\.optimizer\." + message):
-        SERVER_OPTIMIZERS[name].build(**parameters)

@@ -53,9 +53,3 @@ def test_equal_their_twins(num_clients: int) -> None:
 def test_the_number_cut_is_that_of_the_decimal_fraction() -> None:
     assert [num_cut(0.29, 100), num_cut(0.1, 30), num_cut(0.1, 9), num_cut(0.0, 5)] == [29, 3, 0, 0]
     assert all(2 * num_cut(0.4999999, k) < k for k in range(1, 200))
-
-
-@pytest.mark.parametrize("trim", [-0.1, 0.5, 1.0, float("nan")])
-def test_impossible_parameters_are_refused(trim: float) -> None:
-    with pytest.raises(ValueError, match=r"^server\.aggregator\.trim: must be at least 0 and below 0\.5, got"):
-        TrimmedMean(trim)

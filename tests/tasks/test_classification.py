@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedspec_dist.core.batch import Batch
+from fedspec_dist.data.dataset import Dataset, Examples
 from fedspec_dist.tasks.classification import Classification
 from tests.reference import softmax_curvature
 
@@ -60,6 +61,22 @@ def test_curvature_and_its_root(num_samples: int, num_classes: int, num_columns:
     root = TASK.curvature_root(outputs, tangents)
     assert root.shape == tangents.shape
     torch.testing.assert_close(root.mT @ root, tangents.mT @ applied, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("targets", "problem"),
+    [
+        (torch.zeros(3), r"a class number.*shape \[3\] and type float32; allowed with real numbers: task regression"),
+        (torch.zeros(3, 2, dtype=torch.int64), "a class number.*allowed with a class at each place: task language"),
+        (None, "a class number.*has none; allowed with it: a task of your own"),
+        (torch.tensor([0, 2, -1]), "the targets range from -1 to 2; allowed are 0 to 2"),
+        (torch.tensor([0, 3, 1]), "the targets range from 0 to 3; allowed are 0 to 2"),
+    ],
+)
+def test_other_targets_are_refused_and_told_which_task_fits(targets: Tensor | None, problem: str) -> None:
+    examples = Examples((torch.zeros(3, 1),), targets)
+    with pytest.raises(ValueError, match=rf"^task: classification.*{problem}"):
+        TASK.check(Dataset(examples, examples, num_outputs=3))
 
 
 def test_saturated_outputs_have_no_curvature() -> None:

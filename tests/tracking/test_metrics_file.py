@@ -73,10 +73,11 @@ def test_broken_lines_cost_only_themselves(rubbish: bytes, tmp_path: Path) -> No
 def test_lost_rounds_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     assert read(path) == []
-    assert num_missing(path, 4) == 4
+    assert num_missing(path, 0, 4) == 4
     path.write_text('{"round": 1}\n{"round": 3}\n{"round": 9}\n')
-    assert num_missing(path, 4) == 2
-    assert num_missing(path, 1) == 0
+    assert num_missing(path, 0, 4) == 2
+    assert num_missing(path, 0, 1) == 0
+    assert num_missing(path, 2, 4) == 1, "of a branch, which has no rounds before"
 
 
 def test_a_full_disk_is_one_sentence_with_advice(tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from fedspec_dist.clients.vectors import LocalVectors
+from fedspec_dist.clients.vectors import LocalVectors, Uploads
+from fedspec_dist.core import seeding
 from fedspec_dist.core.batch import Inputs
 from fedspec_dist.core.cohort import Cohort
 from fedspec_dist.core.parameters import Segment
@@ -16,15 +18,18 @@ from fedspec_dist.core.parameters import Segment
 
 @dataclass(frozen=True)
 class Client:
-    """The client at work, as far as its method may know it."""
+    """The client at work, as far as its method may know it; or C clients at once, whose numbers are `[C, 1]`."""
 
+    ids: Sequence[int]  # one, or C
+    round_index: int  # from 0, over all phases
+    seed: int  # of the run
     task_loss: Callable[[Tensor, Tensor], Tensor]  # outputs [B, ...], targets [B, ...] -> the mean loss
     loss: Callable[[Any, Inputs, Tensor | None], Tensor]  # model, inputs, targets -> the same, of any task
     lr: float  # of this round
-    num_steps: int  # of this round
-    effective_steps: float | Tensor  # see `LocalAlgorithm.effective_steps`; of several clients `[C, 1]`
-    class_counts: Tensor  # [num_classes] int64, of its training samples, on the device
-    is_new: bool = True  # it has nothing of its own yet: no round to which it reported came before
+    num_steps: int | Tensor  # of this round
+    effective_steps: float | Tensor  # see `LocalAlgorithm.effective_steps`
+    class_counts: Tensor  # [num_classes] or [C, num_classes], int64, of its training samples, on the device
+    is_new: bool | Tensor = True  # it has nothing of its own yet: no round to which it reported came before
     frozen: Mapping[str, nn.Module] = field(default_factory=dict)  # the model at other parameters, not differentiated
     filter: Callable[[Tensor], None] | None = None  # the gradient filter, in place on a vector [..., P]
     full_gradient: Callable[[Tensor], None] | None = None  # writes the filtered mean gradient over all its data, at y
@@ -33,6 +38,28 @@ class Client:
     def distance(self) -> float | Tensor:
         """`lr * effective_steps`: `-update / distance` is the mean gradient that the client followed."""
         return self.lr * self.effective_steps
+
+    @property
+    def id(self) -> int:
+        """Its number, from 0.
+
+        Raises:
+            ValueError: several are trained at once, and whoever asks is not in their loss.
+        """
+        if len(self.ids) > 1:
+            raise ValueError(
+                "runtime.executor: got 'batched', but the local method asks for the id or the draws of one client "
+                "outside its loss; allowed: sequential"
+            )
+        return self.ids[0]
+
+    def generator(self, purpose: str = "") -> torch.Generator:
+        """Draws on the CPU that are the same on every rank, keyed by seed, client, round and purpose.
+
+        Each call starts it anew: draws that are to differ within a round need different purposes.
+        """
+        name = f"local method {purpose}"
+        return torch.Generator().manual_seed(seeding.torch_seed(self.seed, name, self.round_index, self.id))
 
 
 class LocalAlgorithm:
@@ -49,10 +76,11 @@ class LocalAlgorithm:
     own: tuple[str, ...] = ()  # vectors a client keeps from one participation to the next; zeros at first
     server: tuple[str, ...] = ()  # vectors the server keeps; zeros at first
     broadcast: tuple[str, ...] = ()  # those of `server` that the clients receive with the model
-    uploads: tuple[str, ...] = ()  # vectors a client sends beside its update
+    # Vectors a client sends beside its update. `{"features": 64}` names a short one: the server's methods have those of
+    # all clients as a tensor `cohort.uploads["features"] [K, 64]`.
+    uploads: Uploads = ()
     frozen_at: tuple[str, ...] = ()  # the model is also wanted at these: `anchor`, or a name in `own`
-    needs_features: bool = False  # `loss` asks the model for more than its outputs: a `models.network.Network`
-    needs_levels: bool = False  # these are the outputs of the backbone's stages, before any projection head
+    needs_levels: bool = False  # the features that it needs are the backbone's stages, before any projection head
     needs_full_gradient: bool = False  # `begin` calls `client.full_gradient`: another pass over all the data
     passes: float = 1.0  # forward and backward passes a step, for the balance between ranks
     proximal: bool = False  # pulls towards the anchor, and `effective_steps` accounts for it

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from fedspec_dist.clients.algorithms.base import LocalAlgorithm
-from fedspec_dist.clients.algorithms.checks import share
 from fedspec_dist.clients.vectors import LocalVectors
 from fedspec_dist.core.cohort import Cohort
 
@@ -27,16 +26,13 @@ class FedCM(LocalAlgorithm):
 
     `alpha = 1` is FedAvg bit for bit. The first round is FedAvg with `lr alpha`. With one local step of all clients,
     `m` is an exponential average of the mean gradients. Zero updates make `m` zero.
-
-    Raises:
-        ValueError: `alpha` is not in (0, 1].
     """
 
     server = ("momentum",)
     broadcast = ("momentum",)
 
-    def __init__(self, alpha: float = 0.1) -> None:
-        self.alpha = share("alpha", alpha)
+    def __init__(self, alpha: float) -> None:
+        self.alpha = alpha
 
     def correct(self, vectors: LocalVectors) -> None:
         if self.alpha < 1:

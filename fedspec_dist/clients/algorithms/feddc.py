@@ -36,16 +36,13 @@ class FedDC(FedDyn):
     objective weighted by sizes; FedDyn and SCAFFOLD, whose programs have the same scaling, are uniform here, too.
 
     The first round is FedDyn's bit for bit. `alpha = 0` is neither FedAvg nor SCAFFOLD: the server still shifts.
-
-    Raises:
-        ValueError: `alpha` is negative.
     """
 
     own = ("drift", "control")
     server = ("drift", "control")
     broadcast = ("control",)
 
-    def __init__(self, alpha: float = 0.01) -> None:
+    def __init__(self, alpha: float) -> None:
         super().__init__(alpha)
         self.proximal = False  # see effective_steps
 

@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor
 
 from fedspec_dist.clients.algorithms.base import Client, LocalAlgorithm
-from fedspec_dist.clients.algorithms.checks import not_negative
 
 _EPSILON = 1e-8
 
@@ -20,15 +19,10 @@ class FedDecorr(LocalAlgorithm):
     """The task's loss plus `beta` times the `decorrelation` of the features before the classifier.
 
     `beta = 0` is FedAvg bit for bit, and so is a batch of one sample. Default: the authors'.
-
-    Raises:
-        ValueError: `beta` is negative.
     """
 
-    needs_features = True
-
-    def __init__(self, beta: float = 0.1) -> None:
-        self.beta = not_negative("beta", beta)
+    def __init__(self, beta: float) -> None:
+        self.beta = beta
 
     def loss(self, model: Any, inputs: Tensor, labels: Tensor, client: Client) -> Tensor:
         features = model.represent(inputs)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fedspec_dist.clients.algorithms.base import Client
-from fedspec_dist.clients.algorithms.checks import not_negative
 from fedspec_dist.clients.algorithms.fedprox import FedProx
 from fedspec_dist.clients.vectors import LocalVectors
 from fedspec_dist.core.cohort import Cohort
@@ -35,16 +34,13 @@ class FedDyn(FedProx):
 
     Local steps of the first round are FedProx's bit for bit. `alpha = 0` is not FedAvg, since the server still shifts
     by the mean drift, nor are a single client's rounds SGD. With zero updates the model moves by the mean drift.
-
-    Raises:
-        ValueError: `alpha` is negative.
     """
 
     own: tuple[str, ...] = ("drift",)
     server: tuple[str, ...] = ("drift",)
 
-    def __init__(self, alpha: float = 0.1) -> None:
-        self.alpha = not_negative("alpha", alpha)
+    def __init__(self, alpha: float) -> None:
+        self.alpha = alpha
         super().__init__(mu=alpha)
 
     def begin(self, vectors: LocalVectors, client: Client) -> None:

@@ -12,9 +12,6 @@ import torch
 from torch import Tensor
 
 from fedspec_dist.clients.algorithms.base import Client, LocalAlgorithm
-from fedspec_dist.clients.algorithms.checks import not_negative, one_of
-
-DENOMINATORS = ("all", "others")
 
 
 class FedLC(LocalAlgorithm):
@@ -26,14 +23,11 @@ class FedLC(LocalAlgorithm):
 
     `tau = 0` is FedAvg bit for bit (with the denominator `all`); equal counts for all classes shift all logits alike.
     A client with one class has loss and gradient exactly 0, in both forms.
-
-    Raises:
-        ValueError: `tau` is negative, or `denominator` is not one of `DENOMINATORS`.
     """
 
-    def __init__(self, tau: float = 1.0, denominator: str = "all") -> None:
-        self.tau = not_negative("tau", tau)
-        self.denominator = one_of("denominator", denominator, DENOMINATORS)
+    def __init__(self, tau: float, denominator: str) -> None:
+        self.tau = tau
+        self.denominator = denominator
 
     def loss(self, model: Any, inputs: Tensor, labels: Tensor, client: Client) -> Tensor:
         calibrated = calibrate(model(inputs), client.class_counts, self.tau)

@@ -19,10 +19,4 @@ class FedNova(FedProx):
     so that `-(y - theta) / (lr a)` is a mean of the client's gradients. Weight decay counts as part of the gradient.
     The clients' steps are FedAvg's bit for bit with `mu = 0`, FedProx's otherwise. The formulas do not cover momentum
     together with `mu > 0`.
-
-    Raises:
-        ValueError: `mu` is negative.
     """
-
-    def __init__(self, mu: float = 0.0) -> None:
-        super().__init__(mu)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 
 from fedspec_dist.clients.algorithms.base import LocalAlgorithm
-from fedspec_dist.clients.algorithms.checks import not_negative
 from fedspec_dist.clients.vectors import LocalVectors
 
 
@@ -18,13 +17,10 @@ class FedProx(LocalAlgorithm):
 
     `mu = 0` is FedAvg bit for bit, and so is any `mu` with a single local step, where `y = theta`. The step is stable
     on a quadratic of curvature L only while `lr (mu + L) < 2`.
-
-    Raises:
-        ValueError: `mu` is negative.
     """
 
-    def __init__(self, mu: float = 0.01) -> None:
-        self.mu = not_negative("mu", mu)
+    def __init__(self, mu: float) -> None:
+        self.mu = mu
         self.proximal = mu > 0
 
     def correct(self, vectors: LocalVectors) -> None:

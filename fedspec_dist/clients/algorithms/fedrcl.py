@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, softplus
 
 from fedspec_dist.clients.algorithms.base import Client, LocalAlgorithm
-from fedspec_dist.clients.algorithms.checks import cosine, not_negative, positive
 from fedspec_dist.clients.algorithms.directions import unit
 
 _NUM_NEGATIVES = 2
@@ -27,24 +26,22 @@ class FedRCL(LocalAlgorithm):
     sample neither.
 
     Raises:
-        ValueError: a weight is negative, `temperature` is not positive, `threshold` is no cosine; in `loss`, the model
-            has no hidden layers.
+        ValueError: in `loss`, the model has no hidden layers.
     """
 
-    needs_features = True
     needs_levels = True
 
     def __init__(
         self,
-        temperature: float = 0.05,
-        threshold: float = 0.7,
-        contrast_weight: float = 1.0,
-        relaxation_weight: float = 1.0,
+        temperature: float,
+        threshold: float,
+        contrast_weight: float,
+        relaxation_weight: float,
     ) -> None:
-        self.temperature = positive("temperature", temperature)
-        self.threshold = cosine("threshold", threshold)
-        self.contrast_weight = not_negative("contrast_weight", contrast_weight)
-        self.relaxation_weight = not_negative("relaxation_weight", relaxation_weight)
+        self.temperature = temperature
+        self.threshold = threshold
+        self.contrast_weight = contrast_weight
+        self.relaxation_weight = relaxation_weight
 
     def loss(self, model: Any, inputs: Tensor, labels: Tensor, client: Client) -> Tensor:
         levels: list[Tensor] = []

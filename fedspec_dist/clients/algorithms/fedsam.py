@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from fedspec_dist.clients.algorithms.base import Client, LocalAlgorithm
-from fedspec_dist.clients.algorithms.checks import not_negative
 from fedspec_dist.clients.vectors import LocalVectors
 from fedspec_dist.core.parameters import Segment
 
@@ -38,15 +37,12 @@ class FedSAM(LocalAlgorithm):
 
     `rho = 0` is FedAvg bit for bit, in one pass. At a gradient of zero the ascent is zero. A single step of all clients
     is a SAM step, not FedAvg's.
-
-    Raises:
-        ValueError: `rho` or `eta` is negative.
     """
 
-    def __init__(self, rho: float = 0.1, adaptive: bool = False, eta: float = 0.2, filter_ascent: bool = False) -> None:
-        self.rho = not_negative("rho", rho)
+    def __init__(self, rho: float, adaptive: bool, eta: float, filter_ascent: bool) -> None:
+        self.rho = rho
         self.adaptive = adaptive
-        self.eta = not_negative("eta", eta)
+        self.eta = eta
         self.filter_ascent = filter_ascent
         self.passes = 2.0 if rho else 1.0
         self._unscaled = torch.zeros(0, dtype=torch.bool)  # [P], where T = 1

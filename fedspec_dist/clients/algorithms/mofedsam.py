@@ -15,11 +15,8 @@ class MoFedSAM(FedSAM, FedCM):
 
     The ascent `e` follows the loss itself, not the mixture; `filter_ascent` is FedSAM's. `alpha = 1` is FedSAM and
     `rho = 0` is FedCM, bit for bit.
-
-    Raises:
-        ValueError: `alpha` is not in (0, 1], or `rho` is negative.
     """
 
-    def __init__(self, alpha: float = 0.1, rho: float = 0.1, filter_ascent: bool = False) -> None:
+    def __init__(self, alpha: float, rho: float, filter_ascent: bool) -> None:
         FedCM.__init__(self, alpha)
-        FedSAM.__init__(self, rho, filter_ascent=filter_ascent)
+        FedSAM.__init__(self, rho, adaptive=False, eta=0.0, filter_ascent=filter_ascent)

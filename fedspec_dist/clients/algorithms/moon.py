@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from fedspec_dist.clients.algorithms.base import Client, LocalAlgorithm
-from fedspec_dist.clients.algorithms.checks import not_negative, positive
 from fedspec_dist.clients.algorithms.directions import unit
 from fedspec_dist.clients.vectors import LocalVectors
 
@@ -27,19 +26,15 @@ class Moon(LocalAlgorithm):
 
     `mu = 0` is FedAvg bit for bit, and so is every first participation. A single client is FedAvg up to rounding: its
     previous model is the global one.
-
-    Raises:
-        ValueError: `mu` is negative, or `temperature` is not positive.
     """
 
     own = ("previous",)
     frozen_at = ("anchor", "previous")
-    needs_features = True
     passes = 5 / 3  # a backward pass costs two forward passes
 
-    def __init__(self, mu: float = 5.0, temperature: float = 0.5) -> None:
-        self.mu = not_negative("mu", mu)
-        self.temperature = positive("temperature", temperature)
+    def __init__(self, mu: float, temperature: float) -> None:
+        self.mu = mu
+        self.temperature = temperature
 
     def loss(self, model: Any, inputs: Tensor, labels: Tensor, client: Client) -> Tensor:
         z = model.represent(inputs)

@@ -12,11 +12,8 @@ import torch
 from torch import Tensor
 
 from fedspec_dist.clients.algorithms.base import Client, LocalAlgorithm
-from fedspec_dist.clients.algorithms.checks import one_of
 from fedspec_dist.clients.vectors import LocalVectors, add_scaled
 from fedspec_dist.core.cohort import Cohort
-
-OPTIONS = (1, 2)
 
 
 class Scaffold(LocalAlgorithm):
@@ -41,17 +38,14 @@ class Scaffold(LocalAlgorithm):
     The first round is FedAvg bit for bit. So are all with a single client, in option 1 up to rounding, since an
     increment is rounded before it is sent. With one local step of all clients, the corrections cancel in the uniform
     mean. An update of zero leaves `c_i - c`.
-
-    Raises:
-        ValueError: `option` is neither 1 nor 2.
     """
 
     own = ("control",)
     server = ("control",)
     broadcast = ("control",)
 
-    def __init__(self, option: int = 2) -> None:
-        self.option = one_of("option", option, OPTIONS)
+    def __init__(self, option: int) -> None:
+        self.option = option
         self.needs_full_gradient = option == 1
         self.uploads = ("increment",) if option == 1 else ()
 
@@ -76,7 +70,7 @@ class Scaffold(LocalAlgorithm):
     def server_step(self, cohort: Cohort, direction: Tensor, state: Mapping[str, Tensor]) -> Tensor:
         control = state["control"]
         if self.option == 1:
-            increments = cohort.uploads["increment"]
+            increments = cohort.rows("increment")
             share = torch.full((increments.num_rows,), 1 / cohort.clients.population, dtype=torch.float64)
             control.copy_(control.double() + increments.combine(share))
         else:

@@ -50,6 +50,7 @@ class Rows:
 
     updates: Tensor  # [n, padded], of what is shared
     uploads: Mapping[str, Tensor] = field(default_factory=dict)  # [n, padded] each
+    short: Mapping[str, Tensor] = field(default_factory=dict)  # [n, width] float64 each
     buffers: Tensor | None = None  # [n, number averaged]
     sketches: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # of each client: eigenvalues [r], rows [r, P]
 

@@ -2,51 +2,30 @@
 
 Groups are of a fixed number of clients, in the order of the cohort, and a group is trained by one rank: so bits do not
 depend on the number of ranks. They are not those of one client after the other, since matrix products of several
-clients add in another order. Batches are padded to the largest of a step, and clients that are done stay where they
+clients add in another order. Batches are padded to the longest of a step, and clients that are done stay where they
 are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
 
 from fedspec_dist.clients.algorithms.base import Client, LocalAlgorithm
-from fedspec_dist.clients.executors.base import ClientReport, ClientWork, Kept, Rows, Sent, Statistics
-from fedspec_dist.clients.step import LocalMethods, local_step
-from fedspec_dist.clients.vectors import LocalVectors
+from fedspec_dist.clients.executors.base import BatchOf, ClientReport, ClientWork, Kept, Rows, Sent, Statistics
+from fedspec_dist.clients.executors.group_gradients import GroupGradients
+from fedspec_dist.clients.executors.groups import PaddedSteps
+from fedspec_dist.clients.step import LocalMethods, Ranges, local_step
+from fedspec_dist.clients.vectors import LocalVectors, widths
 from fedspec_dist.core.batch import Batch
 from fedspec_dist.core.draws import keyed
 from fedspec_dist.core.parameters import ParameterLayout
 from fedspec_dist.tasks.base import Task
-
-
-def why_not_batched(module: nn.Module, methods: LocalMethods, task: Any, buffers: Sequence[str], private: bool) -> str:
-    """Why clients of this model cannot be trained at once, with what to do about it; empty when they can."""
-    algorithm = methods.algorithm
-    if buffers:
-        return "the model's batch norm normalises over the samples of one client: choose another norm"
-    if any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 for part in module.modules()):
-        return "the model has dropout, whose draws are each client's own: set it to 0"
-    if algorithm.needs_features or algorithm.needs_full_gradient or algorithm.frozen_at:
-        return "the local method compares samples of a batch, or needs other models or gradients of a client"
-    if private:
-        return "clients keep parts of the model: share all of it"
-    if type(task).output_loss is Task.output_loss:
-        return "the task's loss is not one of outputs and targets"
-    return ""
-
-
-def groups(num_clients: int, size: int) -> list[list[int]]:
-    """Positions in the cohort, so many at a time, in order."""
-    return [list(range(start, min(start + size, num_clients))) for start in range(0, num_clients, size)]
 
 
 class BatchedExecutor:
@@ -58,12 +37,11 @@ class BatchedExecutor:
         layout: ParameterLayout,
         task: Any,
         methods: LocalMethods,
-        batch_of: Callable[[Tensor, Tensor | None], Batch],
+        batch_of: BatchOf,
         kept: Kept,
         group_size: int,
         statistics: Statistics | None = None,
     ) -> None:
-        self._module = module
         self._layout = layout
         self._task = task
         self._methods = methods
@@ -74,10 +52,26 @@ class BatchedExecutor:
         methods.algorithm.bind(layout.segments)
         self._shown = layout.flatten(module)
         layout.bind(module, self._shown)
-        self._sizes = [segment.size for segment in layout.segments]
-        own_loss = type(methods.algorithm).loss is not LocalAlgorithm.loss
-        self._plain = not own_loss and type(task).terms is not Task.terms
-        self._outputs = vmap(self._output, in_dims=(0, 0))
+        self._gradients = GroupGradients(module, layout, task, methods.algorithm)
+
+    def why_not(self, batch: Batch, buffers: Sequence[str], on_features: bool) -> str:
+        """Why clients of this model, task or method cannot be trained at once; empty when they can.
+
+        Args:
+            batch: two samples, on which the model is tried
+            buffers: names of the model's that move in training
+            on_features: the local method acts on the model's features
+        """
+        algorithm = self._methods.algorithm
+        if buffers:
+            return "the model's batch norm normalises over the samples of one client: choose another norm"
+        if on_features or algorithm.needs_full_gradient or algorithm.frozen_at:
+            return "the local method compares samples of a batch, or needs other models or gradients of a client"
+        if self._layout.num_shared < len(self._layout):
+            return "clients keep parts of the model: share all of it"
+        if type(self._task).output_loss is Task.output_loss:
+            return "the task's loss is not one of outputs and targets"
+        return self._gradients.why_not(self._shown, batch)
 
     def show(self, theta: Tensor, buffers: Tensor | None) -> None:
         self._shown.copy_(theta)
@@ -96,24 +90,22 @@ class BatchedExecutor:
         if self._statistics is not None:
             for place, each in enumerate(group):
                 extra[place] += self._statistics.before(each, sent, rows, first + place)
-        vectors = self._vectors(sent, group)
-        steps = torch.tensor([len(client.bounds) for client in group], device=sent.theta.device)
-        client = self._client(sent, group)
-        loss, removed = self._steps(sent, group, vectors, client, steps)
+        vectors, client = self._vectors(sent, group), self._clients(sent, group)
+        loss, removed = self._steps(sent, group, vectors, client)
         update = vectors.parameters - sent.theta
         self._methods.algorithm.end(vectors, update, client)
         inside = slice(first, first + len(group))
         rows.updates[inside, : update.shape[1]] = update
         for name, values in vectors.uploads.items():
-            rows.uploads[name][inside, : values.shape[1]] = values
+            room = rows.short[name] if name in rows.short else rows.uploads[name]
+            room[inside, : values.shape[1]] = values
         seen = [update, *vectors.own.values(), *vectors.uploads.values()]
-        largest = torch.stack([values.abs().amax(dim=1) for values in seen]).amax(dim=0)
+        largest = torch.stack([values.abs().amax(dim=1) for values in seen if values.numel()]).amax(dim=0)
         kept = torch.cat(list(vectors.own.values()), dim=1) if vectors.own else None
+        numbers = torch.stack([loss, removed, largest], dim=1).double()
         reports = []
         for place, each in enumerate(group):
-            num_samples = max(sum(stop - start for start, stop in each.bounds), 1)
-            state = None if kept is None else kept[place].clone()
-            report = ClientReport.of(loss[place] / num_samples, removed[place], largest[place], state)
+            report = ClientReport(numbers[place], None if kept is None else kept[place].clone())
             if self._statistics is not None:
                 extra[place] += self._statistics.after(each, sent, rows, first + place)
             reports.append(report.with_largest(*extra[place]) if extra[place] else report)
@@ -124,8 +116,8 @@ class BatchedExecutor:
         algorithm = self._methods.algorithm
         parameters = sent.theta.expand(len(group), -1).clone()
 
-        def zeros() -> Tensor:
-            return torch.zeros_like(parameters)
+        def zeros(width: int | None = None) -> Tensor:
+            return torch.zeros_like(parameters) if width is None else parameters.new_zeros(len(group), width)
 
         own = {name: zeros() for name in algorithm.own}
         for place, client in enumerate(group):
@@ -133,131 +125,80 @@ class BatchedExecutor:
                 for values, vector in zip(own.values(), self._kept.unpack(client.state)[0], strict=True):
                     values[place].copy_(vector)
         received = {name: sent.vectors[name] for name in algorithm.broadcast}
-        uploads = {name: zeros() for name in algorithm.uploads}
+        uploads = {name: zeros(width) for name, width in widths(algorithm.uploads).items()}
         return LocalVectors(parameters, zeros(), sent.theta, zeros(), zeros(), own, received, uploads)
 
-    def _client(self, sent: Sent, group: Sequence[ClientWork]) -> Client:
+    def _clients(self, sent: Sent, group: Sequence[ClientWork], at_once: bool = True) -> Client:
+        """What the method is told of them; unless `at_once`, of the only one, as if it were trained alone."""
         algorithm, momentum = self._methods.algorithm, self._methods.optimizer.momentum
-        steps = [algorithm.effective_steps(len(client.bounds), sent.lr, momentum) for client in group]
-        column = torch.tensor(steps, dtype=torch.float64, device=sent.theta.device).unsqueeze(1)
+        steps = [len(each.bounds) for each in group]
+        effective = [algorithm.effective_steps(each, sent.lr, momentum) for each in steps]
+        new = [each.state is None for each in group]
+
+        def column(values: Sequence[float | bool], dtype: torch.dtype) -> Any:
+            return torch.tensor(values, dtype=dtype).unsqueeze(1).to(sent.theta.device) if at_once else values[0]
+
         return Client(
+            ids=[each.client for each in group],
+            round_index=sent.round_index,
+            seed=sent.seed,
             task_loss=self._task.output_loss,
             loss=lambda model, inputs, targets: self._task.loss(model, Batch(inputs, targets)),
             lr=sent.lr,
-            num_steps=max(len(client.bounds) for client in group),
-            effective_steps=column,
-            class_counts=torch.stack([client.class_counts for client in group]),
-            is_new=False,
+            num_steps=column(steps, torch.int64),
+            effective_steps=column(effective, torch.float64),
+            class_counts=torch.stack([each.class_counts for each in group]) if at_once else group[0].class_counts,
+            is_new=column(new, torch.bool),
             filter=self._methods.filter,
         )
 
     def _steps(
-        self, sent: Sent, group: Sequence[ClientWork], vectors: LocalVectors, client: Client, steps: Tensor
+        self, sent: Sent, group: Sequence[ClientWork], vectors: LocalVectors, client: Client
     ) -> tuple[Tensor, Tensor]:
-        """All local steps: each client's sum of losses over samples, and the energy that the filter removed, `[C]`."""
-        methods = self._methods
+        """All local steps: each client's mean loss, and the share of energy that the filter removed, `[C]`."""
+        methods, padded = self._methods, PaddedSteps.of(group)
         methods.filter.prepare(sent.round_index + 1, [each.filter_seed for each in group])
         methods.algorithm.begin(vectors, client)
         state = methods.optimizer.initial_state(vectors.parameters)
-        loss_sums, removed = vectors.parameters.new_zeros(len(group)), vectors.parameters.new_zeros(len(group))
-        most = max(len(each.bounds) for each in group)
-        fewest = min(len(each.bounds) for each in group)
-        clients = [replace(client, class_counts=each.class_counts) for each in group]
-        for step in range(most):
-            batch, lengths = self._padded(group, step)
-            losses: list[Tensor] = []
-            methods.algorithm.gradient(
-                vectors, partial(self._backward, vectors, batch, lengths, clients, losses), client
-            )
-            loss_sums += losses[0]
-            ranges = None if group[0].ranges is None else group[0].ranges[step]
-            active = None if step < fewest else step < steps
+        removed = vectors.parameters.new_zeros(len(group))
+        losses: list[Tensor] = []  # [C] each, of every step
+        alone: list[Client] = []
+        if type(methods.algorithm).loss is not LocalAlgorithm.loss:
+            alone = [self._clients(sent, [each], at_once=False) for each in group]
+        for step, (start, stop) in enumerate(padded.bounds):
+            draws = None if padded.draws is None else padded.draws[:, start:stop].flatten(0, 1)
+            batch = self._batch_of(padded.order[:, start:stop].flatten(), draws).unflattened(len(group))
+            found: list[Tensor] = []
+            backward = partial(self._backward, vectors, batch, padded.padding[:, start:stop], alone, found)
+            methods.algorithm.gradient(vectors, backward, client)
+            losses.append(found[0])  # at y: a method may differentiate elsewhere as well
+            ranges, active = None, None if step < padded.fewest else step < padded.num_steps
+            if group[0].ranges is not None:
+                ranges, active = _ranges(group, step, vectors.gradient, active)
             measured = local_step(methods, vectors, state, sent.lr, ranges, active, measure=step == 0)
-            removed = removed if measured is None else torch.where(steps > 0, measured, 0.0)
-        return loss_sums, removed
-
-    def _padded(self, group: Sequence[ClientWork], step: int) -> tuple[Batch, list[int]]:
-        """The clients' batches of a step, `[C, B, ...]`, and how many samples of each count."""
-        bounds = [each.bounds[step] if step < len(each.bounds) else (0, 0) for each in group]
-        lengths = [stop - start for start, stop in bounds]
-        longest = max(lengths)
-        parts = []
-        for each, (start, stop) in zip(group, bounds, strict=True):
-            index = each.order[start:stop]
-            draws = None if each.draws is None else each.draws[start:stop]
-            if len(index) < longest:  # any sample will do, since it does not count
-                index = torch.cat([index, each.samples[:1].expand(longest - len(index))])
-                draws = None if draws is None else torch.cat([draws, draws.new_zeros(longest - len(draws), 3)])
-            parts.append((index, draws))
-        index = torch.cat([part for part, _ in parts])
-        draws = None if parts[0][1] is None else torch.cat([part for _, part in parts if part is not None])
-        batch = self._batch_of(index, draws)
-        shape = (len(group), longest)
-        inputs = batch.inputs if isinstance(batch.inputs, tuple) else (batch.inputs,)
-        cut = tuple(part.unflatten(0, shape) for part in inputs)
-        targets = None if batch.targets is None else batch.targets.unflatten(0, shape)
-        return Batch(cut if len(cut) > 1 else cut[0], targets), lengths
+            removed = removed if measured is None else measured
+        # A client that is done has losses of nothing.
+        sums = torch.where(padded.counts > 0, torch.stack(losses, dim=1) * padded.counts, 0.0).sum(1)
+        return sums / padded.counts.sum(1), removed
 
     def _backward(
-        self,
-        vectors: LocalVectors,
-        batch: Batch,
-        lengths: Sequence[int],
-        clients: Sequence[Client],
-        losses: list[Tensor],
+        self, vectors: LocalVectors, batch: Batch, padding: Tensor, alone: Sequence[Client], losses: list[Tensor]
     ) -> None:
-        """Every client's gradient of its batch's loss; its sum over the samples, `[C]`, onto `losses`."""
-        theta = vectors.parameters.detach().requires_grad_()
-        outputs = self._outputs(theta, batch.inputs)
-        if self._plain and batch.targets is not None:
-            stacked = self._all_losses(outputs, batch.targets, lengths)
-        else:
-            stacked = torch.stack(self._each_loss(outputs, batch, lengths, clients))
-        vectors.gradient.copy_(torch.autograd.grad(stacked.sum(), theta)[0])
-        losses.append(stacked.detach() * torch.tensor(lengths, device=theta.device))
-
-    def _all_losses(self, outputs: Tensor, targets: Tensor, lengths: Sequence[int]) -> Tensor:
-        """The task's, of all clients in a few launches, `[C]`."""
-        shape = targets.shape[:2]
-        sums, counts = (part.view(shape) for part in self._task.terms(outputs.flatten(0, 1), targets.flatten(0, 1)))
-        if min(lengths) < shape[1]:
-            inside = (
-                torch.arange(shape[1], device=targets.device) < torch.tensor(lengths, device=targets.device)[:, None]
-            )
-            sums, counts = torch.where(inside, sums, 0.0), torch.where(inside, counts, 0.0)
-        return sums.sum(1) / counts.sum(1).clamp(min=1)
-
-    def _each_loss(
-        self, outputs: Tensor, batch: Batch, lengths: Sequence[int], clients: Sequence[Client]
-    ) -> list[Tensor]:
-        """The local method's, one client after the other."""
-        found = []
-        for place, (client, length) in enumerate(zip(clients, lengths, strict=True)):
-            own = outputs[place, :length]
-            targets = None if batch.targets is None else batch.targets[place, :length]
-            given = [
-                part[place, :length] for part in (batch.inputs if isinstance(batch.inputs, tuple) else [batch.inputs])
-            ]
-            inputs: Any = tuple(given) if len(given) > 1 else given[0]
-            # What the method asks of the model has been worked out for all clients at once.
-            model = _Known(own)
-            loss = self._methods.algorithm.loss(model, inputs, targets, client) if length else own.sum()  # type: ignore
-            found.append(loss)
-        return found
-
-    def _output(self, theta: Tensor, inputs: Any) -> Tensor:
-        """Of one client's model, `theta [P]`."""
-        parts = theta.split(self._sizes)
-        shaped = {s.name: part.view(s.shape) for s, part in zip(self._layout.segments, parts, strict=True)}
-        outputs: Tensor = self._task.outputs(lambda *given: functional_call(self._module, shaped, given), Batch(inputs))
-        return outputs
+        """Every client's gradient of its batch's mean loss; the losses, `[C]`, onto `losses`."""
+        gradient, found = self._gradients(vectors.parameters, batch, padding, alone)
+        vectors.gradient.copy_(gradient)
+        losses.append(found)
 
 
-class _Known:
-    """A model that has been applied already."""
-
-    def __init__(self, outputs: Tensor) -> None:
-        self._outputs = outputs
-
-    def __call__(self, *inputs: Tensor) -> Tensor:
-        return self._outputs
+def _ranges(
+    group: Sequence[ClientWork], step: int, like: Tensor, active: Tensor | None
+) -> tuple[Ranges, Tensor | None]:
+    """The ranges that all train in this step; where they differ, what each client trains, as `[C, P]`."""
+    each = [client.ranges[min(step, len(client.bounds) - 1)] for client in group if client.ranges is not None]
+    if all(ranges == each[0] for ranges in each):
+        return each[0], active
+    trained = torch.zeros_like(like, dtype=torch.bool)
+    for row, ranges in zip(trained, each, strict=True):
+        for start, stop in [(0, like.shape[1])] if ranges is None else ranges:
+            row[start:stop] = True
+    return None, trained if active is None else trained & active

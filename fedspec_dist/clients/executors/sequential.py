@@ -102,7 +102,10 @@ class SequentialExecutor:
             update.copy_(whole[:num_shared])
         self._methods.algorithm.end(vectors, whole, self._client(sent, work))
         for name, vector in vectors.uploads.items():
-            rows.uploads[name][place, :num_shared].copy_(vector[:num_shared])
+            if name in rows.short:
+                rows.short[name][place].copy_(vector)
+            else:
+                rows.uploads[name][place, :num_shared].copy_(vector[:num_shared])
         buffers = self._no_buffers if self._buffers is None else self._buffers.read(vectors.parameters)
         if rows.buffers is not None:
             rows.buffers[place].copy_(buffers[: rows.buffers.shape[1]])
@@ -130,6 +133,8 @@ class SequentialExecutor:
         vectors.anchor.copy_(vectors.parameters)
         for place, vector in enumerate(vectors.own.values()):
             vector.zero_() if own is None else vector.copy_(own[place])
+        for vector in vectors.uploads.values():
+            vector.zero_()
 
     def _steps(self, sent: Sent, work: ClientWork) -> tuple[Tensor, Tensor]:
         """All local steps: the sum of the losses over samples, and the share of energy that the filter removed."""
@@ -155,6 +160,9 @@ class SequentialExecutor:
     def _client(self, sent: Sent, work: ClientWork) -> Client:
         algorithm, num_steps = self._methods.algorithm, len(work.bounds)
         return Client(
+            ids=(work.client,),
+            round_index=sent.round_index,
+            seed=sent.seed,
             task_loss=self._task.output_loss,
             loss=lambda model, inputs, targets: self._task.loss(model, Batch(inputs, targets)),
             lr=sent.lr,

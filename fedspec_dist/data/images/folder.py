@@ -33,9 +33,9 @@ class Folder(OwnFiles):
         seed: int,
         *,
         path: str,
-        size: list[int] | None = None,
-        channels: int = 3,
-        test_fraction: float = 0.2,
+        size: list[int] | None,
+        channels: int,
+        test_fraction: float,
     ) -> None:
         super().__init__(root, download, seed)
         self._path, self._size, self._channels, self._test_fraction = path, size, channels, test_fraction

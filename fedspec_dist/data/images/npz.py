@@ -53,8 +53,8 @@ class Npz:
         seed: int,
         *,
         path: str | Path,
-        num_classes: int | None = None,
-        renumber: bool = False,
+        num_classes: int | None,
+        renumber: bool,
     ) -> None:
         given = Path(path).expanduser()
         self.places = [given] if given.is_absolute() else [given, root.expanduser() / given]

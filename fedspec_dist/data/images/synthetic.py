@@ -38,16 +38,11 @@ class Synthetic:
         download: bool,
         seed: int,
         *,
-        shape: Sequence[int] = (3, 32, 32),
-        num_classes: int = 10,
-        num_train: int = 5000,
-        num_test: int = 1000,
+        shape: Sequence[int],
+        num_classes: int,
+        num_train: int,
+        num_test: int,
     ) -> None:
-        if len(shape) != 3 or min(shape) < 1:
-            raise ValueError(f"data.shape: {list(shape)} given; allowed is [channels, height, width], each at least 1")
-        for key, value in (("num_classes", num_classes), ("num_train", num_train), ("num_test", num_test)):
-            if value < 1:
-                raise ValueError(f"data.{key}: {value} given; allowed is at least 1")
         self.seed, self.shape, self.num_classes = seed, tuple(shape), num_classes
         self.num_train, self.num_test = num_train, num_test
 

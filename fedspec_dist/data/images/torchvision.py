@@ -48,9 +48,9 @@ class Torchvision(OwnFiles):
         seed: int,
         *,
         name: str,
-        size: list[int] | None = None,
-        arguments: dict[str, Any] | None = None,
-        test_fraction: float = 0.2,
+        size: list[int] | None,
+        arguments: dict[str, Any] | None,
+        test_fraction: float,
     ) -> None:
         super().__init__(root, download, seed)
         self.download = download

@@ -14,9 +14,9 @@ def dirichlet(
     num_clients: int,
     rng: np.random.Generator,
     *,
-    alpha: float = 0.1,
-    min_size: int = 10,
-    max_tries: int = 1000,
+    alpha: float,
+    min_size: int,
+    max_tries: int,
 ) -> Clients:
     """Each class is split over the clients in proportions `q ~ Dir(alpha)`, up to a cap on sizes.
 
@@ -37,9 +37,9 @@ def dirichlet_uncapped(
     num_clients: int,
     rng: np.random.Generator,
     *,
-    alpha: float = 0.1,
-    min_size: int = 0,
-    max_tries: int = 1000,
+    alpha: float,
+    min_size: int,
+    max_tries: int,
 ) -> Clients:
     """Each class is split over the clients in proportions `q ~ Dir(alpha)`, whatever they have already.
 
@@ -53,7 +53,7 @@ def dirichlet_uncapped(
     return _split_classes("dirichlet_uncapped", samples, num_clients, rng, alpha, min_size, max_tries, cap=np.inf)
 
 
-def dirichlet_balanced(samples: Samples, num_clients: int, rng: np.random.Generator, *, alpha: float = 0.1) -> Clients:
+def dirichlet_balanced(samples: Samples, num_clients: int, rng: np.random.Generator, *, alpha: float) -> Clients:
     """Each client draws a class prior `P ~ Dir(alpha)`, then exactly `N // num_clients` of the samples left.
 
     Clients draw in order. A sample left weighs `P[its class]`, so the expected share of a class is
@@ -65,7 +65,6 @@ def dirichlet_balanced(samples: Samples, num_clients: int, rng: np.random.Genera
     Raises:
         ValueError: more clients than samples.
     """
-    _require_alpha(alpha)
     require_enough(len(samples), num_clients, "dirichlet_balanced")
     labels = samples.labels
     num_classes = int(labels.max()) + 1
@@ -147,7 +146,6 @@ def _split_classes(
     max_tries: int,
     cap: float,
 ) -> Clients:
-    _require_alpha(alpha)
     require_min_size(len(samples), num_clients, min_size)
     by_class = [np.flatnonzero(samples.labels == label) for label in np.unique(samples.labels)]
     sizes_of_classes = [len(indices) for indices in by_class]
@@ -216,8 +214,3 @@ def _dirichlet(alpha: float, size: int, rng: np.random.Generator) -> np.ndarray:
     corner = np.zeros(size)
     corner[rng.integers(size)] = 1.0
     return corner
-
-
-def _require_alpha(alpha: float) -> None:
-    if not 0 < alpha < float("inf"):
-        raise ValueError(f"data.partition.alpha: {alpha} given; allowed is any number above 0")

@@ -7,17 +7,15 @@ import numpy as np
 from .samples import Clients, Samples, checked, require_enough
 
 
-def shards(samples: Samples, num_clients: int, rng: np.random.Generator, *, shards_per_client: int = 2) -> Clients:
+def shards(samples: Samples, num_clients: int, rng: np.random.Generator, *, shards_per_client: int) -> Clients:
     """Samples sorted by label, cut into shards, each client dealt a few: a client sees few classes.
 
     B. McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS
     2017, section 3 (the "pathological" split; there 200 shards of 300 for 100 clients).
 
     Raises:
-        ValueError: more shards than samples, or `shards_per_client` below 1.
+        ValueError: more shards than samples.
     """
-    if shards_per_client < 1:
-        raise ValueError(f"data.partition.shards_per_client: {shards_per_client} given; allowed is at least 1")
     require_enough(len(samples), num_clients * shards_per_client, "shards", "shards")
     order = rng.permutation(len(samples))
     order = order[np.argsort(samples.labels[order], kind="stable")]
@@ -26,9 +24,7 @@ def shards(samples: Samples, num_clients: int, rng: np.random.Generator, *, shar
     return checked([np.concatenate([pieces[piece] for piece in hand]) for hand in dealt], len(samples))
 
 
-def pathological(
-    samples: Samples, num_clients: int, rng: np.random.Generator, *, classes_per_client: int = 2
-) -> Clients:
+def pathological(samples: Samples, num_clients: int, rng: np.random.Generator, *, classes_per_client: int) -> Clients:
     """Each client holds exactly `classes_per_client` classes; a class is cut into equal parts for those who hold it.
 
     Classes have numbers of holders that differ by at most one, and parts of a class sizes that do. Everything is given
@@ -38,10 +34,8 @@ def pathological(
     Raises:
         ValueError: there are fewer classes than a client is to hold, or fewer samples of a class than holders.
     """
-    if num_clients < 1:
-        raise ValueError(f"data.partition.clients: {num_clients} given; allowed is at least 1")
     present = np.unique(samples.labels)
-    if not 1 <= classes_per_client <= len(present):
+    if classes_per_client > len(present):
         raise ValueError(
             f"data.partition.classes_per_client: {classes_per_client} given; allowed is 1 to {len(present)}, "
             "the number of classes that the training samples have"

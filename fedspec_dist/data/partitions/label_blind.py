@@ -18,7 +18,7 @@ def iid(samples: Samples, num_clients: int, rng: np.random.Generator) -> Clients
 
 
 def quantity_skew(
-    samples: Samples, num_clients: int, rng: np.random.Generator, *, sigma: float = 1.0, min_size: int = 1
+    samples: Samples, num_clients: int, rng: np.random.Generator, *, sigma: float, min_size: int
 ) -> Clients:
     """A random permutation cut into parts of log-normal sizes, `log size ~ N(const, sigma^2)`.
 
@@ -28,10 +28,8 @@ def quantity_skew(
     client; here it goes to the largest fractions.
 
     Raises:
-        ValueError: `min_size` is out of reach, or sigma is negative or not finite.
+        ValueError: `min_size` is out of reach.
     """
-    if not 0 <= sigma < float("inf"):
-        raise ValueError(f"data.partition.sigma: {sigma} given; allowed is any number from 0")
     require_min_size(len(samples), num_clients, min_size)
     normal = rng.standard_normal(num_clients)
     weights = np.exp(sigma * (normal - normal.max()))  # relative to the largest, so that nothing overflows

@@ -80,7 +80,7 @@ def checked(clients: Sequence[np.ndarray], num_samples: int, complete: bool = Tr
 
 def require_enough(num_samples: int, num_parts: int, kind: str, parts: str = "clients") -> None:
     """Raises ValueError when some part would be empty."""
-    if not 1 <= num_parts <= num_samples:
+    if num_parts > num_samples:
         raise ValueError(
             f"data.partition: {kind} over {num_parts} {parts} given; allowed is 1 to {num_samples}, "
             "the number of training samples"
@@ -89,9 +89,7 @@ def require_enough(num_samples: int, num_parts: int, kind: str, parts: str = "cl
 
 def require_min_size(num_samples: int, num_clients: int, min_size: int) -> None:
     """Raises ValueError when the clients cannot all have `min_size` samples."""
-    if num_clients < 1:
-        raise ValueError(f"data.partition.clients: {num_clients} given; allowed is at least 1")
-    if not 0 <= min_size * num_clients <= num_samples:
+    if min_size * num_clients > num_samples:
         raise ValueError(
             f"data.partition.min_size: {min_size} given, but {num_samples} training samples over "
             f"{num_clients} clients allow 0 to {num_samples // num_clients}; lower it or the number of clients"

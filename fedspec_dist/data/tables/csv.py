@@ -40,15 +40,15 @@ class Csv(OwnFiles):
         download: bool,
         seed: int,
         *,
-        path: str | None = None,
-        train: str | None = None,
-        test: str | None = None,
+        path: str | None,
+        train: str | None,
+        test: str | None,
         target: str | list[str],
-        features: list[str] | None = None,
-        client: str | None = None,
-        kind: str = "auto",
-        test_fraction: float = 0.2,
-        standardize_target: bool = False,
+        features: list[str] | None,
+        client: str | None,
+        kind: str,
+        test_fraction: float,
+        standardize_target: bool,
     ) -> None:
         super().__init__(root, download, seed)
         if (path is None) == (train is None) or (train is None) != (test is None):

@@ -32,13 +32,13 @@ class HuggingFace(OwnFiles):
         seed: int,
         *,
         path: str,
-        input: str | None = None,
-        label: str = "label",
-        client: str | None = None,
-        tokenizer: str = "words",
-        vocabulary_size: int = 10_000,
-        max_length: int = 128,
-        test_fraction: float = 0.2,
+        input: str | None,
+        label: str,
+        client: str | None,
+        tokenizer: str,
+        vocabulary_size: int,
+        max_length: int,
+        test_fraction: float,
     ) -> None:
         super().__init__(root, download, seed)
         self._path, self._input, self._label, self._client = path, input, label, client

@@ -41,10 +41,10 @@ class Leaf(OwnFiles):
         seed: int,
         *,
         path: str,
-        shape: list[int] | None = None,
-        tokenizer: str = "characters",
-        vocabulary_size: int = 10_000,
-        max_length: int = 80,
+        shape: list[int] | None,
+        tokenizer: str,
+        vocabulary_size: int,
+        max_length: int,
     ) -> None:
         super().__init__(root, download, seed)
         self._path, self._shape, self._tokenizer = path, shape, tokenizer

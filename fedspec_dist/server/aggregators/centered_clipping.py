@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from math import inf
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedspec_dist.core.checks import require
 from fedspec_dist.core.cohort import Cohort, Direction
 from fedspec_dist.server.coefficients import distances_to
 from fedspec_dist.server.protocols import AnyLayers
@@ -30,17 +28,11 @@ class CenteredClipping(AnyLayers):
 
     S. P. Karimireddy, L. He, M. Jaggi, "Learning from History for Byzantine Robust Optimization", ICML 2021,
     algorithm 2 (number from memory).
-
-    Raises:
-        ValueError: a parameter is out of range.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
     memory: ClassVar[tuple[str, ...]] = ("centre",)
 
-    def __init__(self, radius: float = 1.0, iterations: int = 1) -> None:
-        require(0 < radius < inf, "server.aggregator.radius", "above 0", radius)
-        require(iterations >= 1, "server.aggregator.iterations", "at least 1", iterations)
+    def __init__(self, radius: float, iterations: int) -> None:
         self.radius, self.iterations = radius, iterations
 
     def direction(self, cohort: Cohort) -> Direction:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from fedspec_dist.core.cohort import Cohort, Direction
 from fedspec_dist.server.protocols import AnyLayers
 
@@ -13,8 +11,6 @@ class FedAvg(AnyLayers):
 
     McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", 2017, algorithm 1.
     """
-
-    needs: ClassVar[frozenset[str]] = frozenset()
 
     def direction(self, cohort: Cohort) -> Direction:
         return Direction(cohort.updates.combine(cohort.weights))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -29,14 +28,10 @@ class FedGH(AnyLayers):
 
     The formula and the paper are at `harmonize`. Without a conflict, and for one client, this is FedAvg bit for bit.
 
-    Raises:
-        ValueError: `mode` is not one of `MODES`.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
-
-    def __init__(self, mode: str = "pairwise") -> None:
-        self.mode = _known_mode(mode)
+    def __init__(self, mode: str) -> None:
+        self.mode = mode
 
     def direction(self, cohort: Cohort) -> Direction:
         gram = cohort.updates.gram()

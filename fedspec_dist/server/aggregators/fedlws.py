@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from math import inf
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedspec_dist.core.checks import require
 from fedspec_dist.core.cohort import Cohort, Direction
 from fedspec_dist.core.parameters import Segment
 from fedspec_dist.server.protocols import AnyLayers
@@ -36,17 +33,9 @@ class FedLws(AnyLayers):
 
     C. Shi et al., "FedLWS: Federated Learning with Adaptive Layer-wise Weight Shrinking", ICLR 2025, and its released
     program, which cuts layers after every bias; here a layer is a module with its norm.
-
-    Raises:
-        ValueError: a parameter is out of range.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
-
-    def __init__(self, beta: float = 0.03, min_tau: float = 0.01, max_tau: float = 0.2) -> None:
-        require(0 <= beta < inf, "server.aggregator.beta", "at least 0", beta)
-        require(0 <= min_tau < inf, "server.aggregator.min_tau", "at least 0", min_tau)
-        require(min_tau <= max_tau < inf, "server.aggregator.max_tau", f"at least min_tau = {min_tau}", max_tau)
+    def __init__(self, beta: float, min_tau: float, max_tau: float) -> None:
         self.beta, self.min_tau, self.max_tau = beta, min_tau, max_tau
 
     def direction(self, cohort: Cohort) -> Direction:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -31,8 +29,6 @@ class FedNova(AnyLayers):
     J. Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", NeurIPS
     2020, and its released program.
     """
-
-    needs: ClassVar[frozenset[str]] = frozenset()
 
     def direction(self, cohort: Cohort) -> Direction:
         clients = cohort.clients

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -36,11 +34,8 @@ class FisherDiagonal(AnyLayers):
     Learning", AISTATS 2024, has it.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset({"fisher_diagonal"})
-
     def direction(self, cohort: Cohort) -> Direction:
-        diagonals = cohort.uploads.get("fisher_diagonal")
-        assert diagonals is not None, "fisher_diagonal needs the clients' diagonals; the round did not make any"
+        diagonals = cohort.rows("fisher_diagonal")
         merged = cohort.updates.columnwise(lambda u, fisher: fisher_mean(u, fisher, cohort.weights), diagonals)
         return Direction(merged, {"fisher_diagonal/norm": float(diagonals.norms().mean())})
 

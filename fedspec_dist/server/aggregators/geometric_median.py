@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from math import inf
-from typing import ClassVar
 
 from torch import Tensor
 
-from fedspec_dist.core.checks import require
 from fedspec_dist.core.cohort import Cohort, Direction
 from fedspec_dist.server.coefficients import distances_to
 from fedspec_dist.server.protocols import AnyLayers
@@ -29,16 +27,9 @@ class GeometricMedian(AnyLayers):
 
     K. Pillutla, S. M. Kakade, Z. Harchaoui, "Robust Aggregation for Federated Learning", IEEE Transactions on Signal
     Processing 2022, algorithm 2 (number from memory). There an iteration is a round of messages, and three are made.
-
-    Raises:
-        ValueError: a parameter is out of range.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
-
-    def __init__(self, smoothing: float = 1e-6, iterations: int = 100) -> None:
-        require(0 < smoothing < inf, "server.aggregator.smoothing", "above 0", smoothing)
-        require(iterations >= 1, "server.aggregator.iterations", "at least 1", iterations)
+    def __init__(self, smoothing: float, iterations: int) -> None:
         self.smoothing, self.iterations = smoothing, iterations
 
     def direction(self, cohort: Cohort) -> Direction:

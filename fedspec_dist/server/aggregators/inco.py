@@ -5,12 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import groupby
-from math import inf
-from typing import ClassVar
 
 from torch import Tensor
 
-from fedspec_dist.core.checks import require
 from fedspec_dist.core.cohort import Cohort, Direction
 from fedspec_dist.core.parameters import Segment
 
@@ -37,13 +34,10 @@ class InCo:
     Heterogeneity in Federated Learning", ICLR 2024, and its released program.
 
     Raises:
-        ValueError: `clamp_max` is negative, or (from `direction`) the model has no such convolutions.
+        ValueError: from `direction`, the model has no such convolutions.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
-
-    def __init__(self, clamp_max: float = 5.0) -> None:
-        require(0 <= clamp_max < inf, "server.aggregator.clamp_max", "at least 0", clamp_max)
+    def __init__(self, clamp_max: float) -> None:
         self.clamp_max = clamp_max
 
     def check(self, segments: Sequence[Segment]) -> None:

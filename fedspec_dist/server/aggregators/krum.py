@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedspec_dist.core.checks import require
 from fedspec_dist.core.cohort import Cohort, Direction
 from fedspec_dist.server.coefficients import squared_distances
 from fedspec_dist.server.protocols import AnyLayers
@@ -25,15 +23,9 @@ class Krum(AnyLayers):
 
     P. Blanchard, E. M. El Mhamdi, R. Guerraoui, J. Stainer, "Machine Learning with Adversaries: Byzantine Tolerant
     Gradient Descent", NeurIPS 2017, section 4.
-
-    Raises:
-        ValueError: `byzantine` is not at least 0 and below 0.5.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
-
-    def __init__(self, byzantine: float = 0.2) -> None:
-        require(0 <= byzantine < 0.5, "server.aggregator.byzantine", "at least 0 and below 0.5", byzantine)
+    def __init__(self, byzantine: float) -> None:
         self.byzantine = byzantine
 
     def direction(self, cohort: Cohort) -> Direction:
@@ -52,16 +44,9 @@ class MultiKrum(AnyLayers):
 
     P. Blanchard, E. M. El Mhamdi, R. Guerraoui, J. Stainer, "Machine Learning with Adversaries: Byzantine Tolerant
     Gradient Descent", NeurIPS 2017, section 6.
-
-    Raises:
-        ValueError: a parameter is out of range.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
-
-    def __init__(self, byzantine: float = 0.2, keep: int | None = None) -> None:
-        require(0 <= byzantine < 0.5, "server.aggregator.byzantine", "at least 0 and below 0.5", byzantine)
-        require(keep is None or keep >= 1, "server.aggregator.keep", "at least 1, or null", keep)
+    def __init__(self, byzantine: float, keep: int | None) -> None:
         self.byzantine, self.keep = byzantine, keep
 
     def direction(self, cohort: Cohort) -> Direction:

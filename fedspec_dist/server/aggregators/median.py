@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from torch import Tensor
 
 from fedspec_dist.core.cohort import Cohort, Direction
@@ -18,8 +16,6 @@ class Median(AnyLayers):
     D. Yin, Y. Chen, K. Ramchandran, P. Bartlett, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical
     Rates", ICML 2018, definition 1 and algorithm 1.
     """
-
-    needs: ClassVar[frozenset[str]] = frozenset()
 
     def direction(self, cohort: Cohort) -> Direction:
         return Direction(cohort.updates.columnwise(median))

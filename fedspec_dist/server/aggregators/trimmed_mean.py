@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import ClassVar
 
 from torch import Tensor
 
-from fedspec_dist.core.checks import require
 from fedspec_dist.core.cohort import Cohort, Direction
 from fedspec_dist.server.protocols import AnyLayers
 
@@ -22,15 +20,9 @@ class TrimmedMean(AnyLayers):
 
     D. Yin, Y. Chen, K. Ramchandran, P. Bartlett, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical
     Rates", ICML 2018, definition 2 and algorithm 1.
-
-    Raises:
-        ValueError: `trim` is not at least 0 and below 0.5.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
-
-    def __init__(self, trim: float = 0.1) -> None:
-        require(0 <= trim < 0.5, "server.aggregator.trim", "at least 0 and below 0.5", trim)
+    def __init__(self, trim: float) -> None:
         self.trim = trim
 
     def direction(self, cohort: Cohort) -> Direction:

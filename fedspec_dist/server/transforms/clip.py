@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
 
 import torch
 from torch import Tensor
 
-from fedspec_dist.core.checks import require
 from fedspec_dist.core.cohort import Cohort
 from fedspec_dist.server.protocols import Transformed
 from fedspec_dist.server.transforms.mixed import mix
@@ -21,13 +19,9 @@ class Clip:
 
     H. B. McMahan, D. Ramage, K. Talwar, L. Zhang, "Learning Differentially Private Recurrent Language Models", ICLR
     2018, flat clipping.
-
-    Raises:
-        ValueError: `norm` is not positive.
     """
 
-    def __init__(self, norm: float = 1.0) -> None:
-        require(0 < norm < inf, "server.transforms.norm", "above 0", norm)
+    def __init__(self, norm: float) -> None:
         self.norm = norm
 
     def initial_state(self, population: int) -> dict[str, Tensor]:

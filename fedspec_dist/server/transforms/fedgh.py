@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedspec_dist.core.checks import require
 from fedspec_dist.core.cohort import Cohort
-from fedspec_dist.server.aggregators.fedgh import MODES, conflict_ratio, harmonize
+from fedspec_dist.server.aggregators.fedgh import conflict_ratio, harmonize
 from fedspec_dist.server.protocols import Transformed
 from fedspec_dist.server.transforms.mixed import mix
 
@@ -17,13 +16,9 @@ class Harmonize:
     Before `fedavg` this is the aggregator `fedgh`, bit for bit. Without a conflict all stay as they are.
 
     Diagnostics: `fedgh/conflict_ratio`.
-
-    Raises:
-        ValueError: `mode` is not one of `MODES`.
     """
 
-    def __init__(self, mode: str = "pairwise") -> None:
-        require(mode in MODES, "server.transforms.mode", f"one of {', '.join(MODES)}", mode)
+    def __init__(self, mode: str) -> None:
         self.mode = mode
 
     def initial_state(self, population: int) -> dict[str, Tensor]:

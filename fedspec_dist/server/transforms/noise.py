@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
 
 import torch
 from torch import Tensor
 
 from fedspec_dist.core import seeding
-from fedspec_dist.core.checks import require
 from fedspec_dist.core.cohort import Cohort
 from fedspec_dist.server.protocols import Transformed
 from fedspec_dist.server.transforms.mixed import Term, as_mixed
@@ -34,14 +32,11 @@ class Noise:
     2018, algorithm 1.
 
     Raises:
-        ValueError: a parameter is out of range, or the accountant that `delta` asks for is not installed.
+        ValueError: the accountant that `delta` asks for is not installed.
     """
 
-    def __init__(self, multiplier: float = 1.0, delta: float | None = None) -> None:
-        require(0 <= multiplier < inf, "server.transforms.multiplier", "at least 0", multiplier)
-        require(delta is None or 0 < delta < 1, "server.transforms.delta", "above 0 and below 1, or null", delta)
+    def __init__(self, multiplier: float, delta: float | None) -> None:
         if delta is not None:
-            require(multiplier > 0, "server.transforms.multiplier", "above 0 where delta is given", multiplier)
             require_accountant()
         self.multiplier, self.delta = multiplier, delta
 

@@ -8,7 +8,6 @@ from math import inf
 import torch
 from torch import Tensor
 
-from fedspec_dist.core.checks import require
 from fedspec_dist.core.cohort import Cohort
 from fedspec_dist.server.protocols import Weights
 from fedspec_dist.server.weights.shares import Stateless
@@ -32,15 +31,11 @@ class FedDisco(Stateless):
     program.
 
     Raises:
-        ValueError: `a` is negative, `b` is not finite, or `metric` or `target` is not one of `METRICS` or `TARGETS`; in
-            `weigh`, a client has samples of a class that the test set lacks, from which its KL divergence is infinite.
+        ValueError: in `weigh`, a client has samples of a class that the test set lacks, from which its KL divergence is
+            infinite.
     """
 
-    def __init__(self, a: float = 0.5, b: float = 0.1, metric: str = "kl", target: str = "uniform") -> None:
-        require(0 <= a < inf, "server.weights.a", "at least 0", a)
-        require(-inf < b < inf, "server.weights.b", "a finite number", b)
-        require(metric in METRICS, "server.weights.metric", f"one of {', '.join(METRICS)}", metric)
-        require(target in TARGETS, "server.weights.target", f"one of {', '.join(TARGETS)}", target)
+    def __init__(self, a: float, b: float, metric: str, target: str) -> None:
         self.a, self.b, self.metric, self.target = a, b, metric, target
 
     def weigh(self, cohort: Cohort, state: dict[str, Tensor]) -> Weights:
@@ -106,4 +101,3 @@ METRICS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cosine": lambda p, q: 1 - _cosine(p, q),
     "only_iid": lambda p, q: torch.full_like(p[:, 0], inf).masked_fill(_cosine(p, q) > 0.9, 0.01),
 }
-TARGETS = ("uniform", "test")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from math import exp, inf
-from typing import ClassVar
+from math import exp
 
 import torch
 from torch import Tensor
 
-from fedspec_dist.core.checks import require
 from fedspec_dist.core.cohort import Cohort
 from fedspec_dist.server.protocols import Weights
 from fedspec_dist.server.vectors import inner
@@ -38,18 +36,9 @@ class FedLaw:
 
     Z. Li, T. Lin, X. Shang, C. Wu, "Revisiting Weighted Aggregation in Federated Learning with Neural Networks",
     ICML 2023, and its released program.
-
-    Raises:
-        ValueError: a parameter is out of range.
     """
 
-    needs_proxy: ClassVar[bool] = True
-
-    def __init__(self, epochs: int = 20, lr: float = 0.01, batch_size: int = 128, proxy_fraction: float = 0.02) -> None:
-        require(epochs >= 0, "server.weights.epochs", "at least 0", epochs)
-        require(0 < lr < inf, "server.weights.lr", "above 0", lr)
-        require(batch_size >= 1, "server.weights.batch_size", "at least 1", batch_size)
-        require(0 < proxy_fraction < 1, "server.weights.proxy_fraction", "above 0 and below 1", proxy_fraction)
+    def __init__(self, epochs: int, lr: float, batch_size: int, proxy_fraction: float) -> None:
         self.epochs, self.lr, self.batch_size, self.proxy_fraction = epochs, lr, batch_size, proxy_fraction
 
     def initial_state(self, num_samples: Tensor) -> dict[str, Tensor]:

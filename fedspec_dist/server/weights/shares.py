@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -13,8 +11,6 @@ from fedspec_dist.server.protocols import Weights
 
 class Stateless:
     """A weighting without memory and without samples of the server's own."""
-
-    needs_proxy: ClassVar[bool] = False
 
     def initial_state(self, num_samples: Tensor) -> dict[str, Tensor]:
         """None."""
