@@ -132,6 +132,8 @@ CASES = {
     "momentum": _case("table", ["local.momentum=0.9"], optimizer=_MOMENTUM),
     "adam": _case("table", ["local.optimizer=adam"], optimizer=_ADAM),
     "adamw": _case("table", ["local.optimizer=adamw"], optimizer=_ADAMW),
+    "batched": _case("csv", ["runtime.executor=batched"]),
+    "batched, adam": _case("table", ["runtime.executor=batched", "local.optimizer=adam"], optimizer=_ADAM),
     "fedper": _case(
         "norms", ["server.shared=['conv.*', 'norm.*']", "local.keep=['head.*']"], plain={"shared": BODY, "keep": HEAD}
     ),
