@@ -235,8 +235,8 @@ def _leave(reason: str) -> NoReturn:
 
 def _last_stop() -> str | None:
     """What stopped the run, once there is a run: the module is not imported for the question."""
-    watch = sys.modules.get("fedspec_dist.processes.watch")
-    return watch.last_stop() if watch is not None else None
+    stop = sys.modules.get("fedspec_dist.processes.stop")
+    return stop.last_stop() if stop is not None else None
 
 
 def _program(name: str) -> Callable[[Sequence[str]], int]:

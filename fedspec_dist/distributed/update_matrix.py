@@ -7,6 +7,7 @@ One all-to-all turns the one into the other. All arithmetic is done block by blo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -219,3 +220,32 @@ def assemble(part: Tensor, columns: Columns, collectives: Collectives) -> Tensor
     gathered = collectives.all_gather(padded, "gathering of the model")
     parts = [gathered[rank, : count * columns.width] for rank, count in enumerate(counts)]
     return torch.cat(parts)[: columns.num_columns]
+
+
+@dataclass(frozen=True)
+class ColumnSlicing:
+    """The slices of the ranks that work on a round's matrix."""
+
+    columns: Columns
+    collectives: Collectives
+
+    def slice(self, vector: Tensor) -> Tensor:
+        """This rank's slice, padded with zeros to whole blocks, of `vector [P]`."""
+        return self.columns.slice(vector, self.collectives.rank)
+
+    def whole(self, vector_slice: Tensor) -> Tensor:
+        """The vector `[P]`, on every rank, of which each gives its slice."""
+        return assemble(vector_slice, self.columns, self.collectives)
+
+    def rows(self, slices: Tensor) -> UpdateMatrix:
+        """The matrix of R vectors of which each rank gives its slices, `[R, n]`, float64."""
+        blocks = slices.reshape(len(slices), -1, self.columns.width).transpose(0, 1)
+        return UpdateMatrix(blocks, self.columns, self.collectives)
+
+    def draw(self, block: Callable[[int, int], Tensor]) -> Tensor:
+        """This rank's slice of a vector that is made block by block; padding is zero."""
+        first, stop = self.columns.owners[self.collectives.rank]
+        made = [block(number, self.columns.width) for number in range(first, stop)]
+        part = torch.cat(made) if made else torch.zeros(0, dtype=torch.float64)
+        part[max(0, self.columns.num_columns - first * self.columns.width) :] = 0
+        return part

@@ -26,7 +26,8 @@ from fedspec_dist.processes.gpus import gpu_names, set_deterministic, set_precis
 from fedspec_dist.processes.joining import come_together
 from fedspec_dist.processes.memory import keep_freed_memory
 from fedspec_dist.processes.rendezvous import part_of
-from fedspec_dist.processes.watch import EXIT_STOPPED, StopRequest, Watch
+from fedspec_dist.processes.stop import EXIT_STOPPED, StopRequest
+from fedspec_dist.processes.watch import Watch
 
 log = logging.getLogger(__name__)
 

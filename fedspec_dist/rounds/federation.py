@@ -13,25 +13,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedspec_dist.clients.attacks import Attack, attackers
-from fedspec_dist.config import Config, Phase, expand_home, methods
+from fedspec_dist.clients.attacks import attackers
+from fedspec_dist.config import Config, methods
 from fedspec_dist.core import seeding
-from fedspec_dist.core.batch import Batch
 from fedspec_dist.core.buffers import moving_buffers
 from fedspec_dist.core.draws import keyed
 from fedspec_dist.data.dataset import Dataset, Examples
 from fedspec_dist.data.partitions import Samples, class_counts, target_bins
 from fedspec_dist.data.prepared import load
-from fedspec_dist.models.network import Network
-from fedspec_dist.rounds.model_check import check_model
+from fedspec_dist.rounds.making import make_attack, make_task, trial
+from fedspec_dist.rounds.proxy import balanced_subset, class_of, proxy_share, quota
 from fedspec_dist.runs.identity import data_source
 from fedspec_dist.runs.sources import module_digest
-from fedspec_dist.tasks.base import Task
 
 log = logging.getLogger(__name__)
-
-# The share of the test set for a weighting that is learned on such samples and has no parameter for it.
-_DEFAULT_PROXY = 0.02
 
 
 @dataclass(frozen=True)
@@ -146,23 +141,6 @@ def load_federation(config: Config, prepares: bool, content: str = "") -> Federa
     return federation
 
 
-def make_task(config: Config, dataset: Dataset) -> Task:
-    """The task, which has seen what it works on.
-
-    Raises:
-        ValueError: it needs other targets.
-    """
-    made: Task = methods.TASKS[config.task.type].build(**config.task.parameters())
-    made.check(dataset)
-    own, listed = getattr(made, "headline", None), methods.headline_of(config.task.type)
-    if own is not None and tuple(own) != listed:
-        raise ValueError(
-            f"task: {config.task.type} has headline {own!r} in its class and {listed!r} where it is registered; give "
-            "both the same, or leave out that of `register`"
-        )
-    return made
-
-
 def _suited(config: Config, dataset: Dataset) -> Dataset:
     """In the precision of the run, with groups by the target where those are asked for."""
     if config.data.augment and not dataset.are_images:
@@ -240,13 +218,6 @@ def suit(config: Config, federation: Federation, module: nn.Module) -> Federatio
 def drops_single(config: Config, dataset: Dataset, module: nn.Module) -> bool:
     """Whether a batch of one sample is left out."""
     return config.model.buffers != "freeze" and bool(moving_buffers(module, trial(dataset)))
-
-
-def trial(dataset: Dataset) -> Batch:
-    """Two samples, the least that a norm over the batch takes."""
-    if len(dataset.train) > 1:
-        return dataset.train.block(0, 2)
-    return dataset.train.batch(torch.arange(2, device=dataset.train.inputs[0].device) % len(dataset.train))
 
 
 def _require_enough(config: Config, federation: Federation) -> None:
@@ -370,88 +341,3 @@ def _with_attackers(config: Config, federation: Federation) -> Federation:
     groups = targets if dataset.train.groups is dataset.train.targets else dataset.train.groups
     train = replace(dataset.train, targets=targets, groups=groups)
     return replace(federation, dataset=replace(dataset, train=train))
-
-
-def make_attack(config: Config) -> Attack:
-    choice = config.clients.attack
-    made: Attack = methods.ATTACKS[choice.type].build(**choice.parameters(without=methods.ATTACK_COMMON))
-    return made
-
-
-def proxy_share(phase: Phase) -> float:
-    """Of the test samples, how many the weights of a phase are learned on; 0 if they are not learned on such."""
-    needed = "proxy" in methods.WEIGHTS[phase.server.weights.type].all_needs()
-    return float(getattr(phase.server.weights, "proxy_fraction", _DEFAULT_PROXY)) if needed else 0.0
-
-
-def class_of(examples: Examples) -> np.ndarray:
-    """Of each sample, int64 `[n]`; where there are no classes, all are of one."""
-    return np.zeros(len(examples), dtype=np.int64) if examples.groups is None else examples.groups.numpy()
-
-
-def quota(labels: np.ndarray, share: float) -> int:
-    """Samples of each class in about `share` of them all, at least one."""
-    return max(1, int(share * len(labels) / len(np.unique(labels))))
-
-
-def balanced_subset(labels: np.ndarray, per_class: int, rng: np.random.Generator | None = None) -> np.ndarray:
-    """Positions of so many samples of each class, or of all there are: the first ones, or random ones."""
-    places = [np.flatnonzero(labels == label) for label in np.unique(labels)]
-    return np.sort(np.concatenate([(rng.permutation(p) if rng else p)[:per_class] for p in places]))
-
-
-def build_model(config: Config, dataset: Dataset) -> Network:
-    """The model with the initial parameters of the config's seed, on the CPU; the global generators are left alone."""
-    with keyed(torch.device("cpu"), config.seed, "model"):
-        _refuse_too_large(config, dataset)
-    with keyed(torch.device("cpu"), config.seed, "model"):
-        model: Network = methods.MODELS[config.model.type].build(
-            dataset.input_shape, dataset.num_outputs, **_model_arguments(config, dataset)
-        )
-        for note in getattr(model, "notes", ()) if config.model.type == "torchvision" else ():
-            log.info("%s", note)
-        if config.model.projection is not None:
-            if not isinstance(model, Network):
-                raise ValueError(
-                    f"model.projection: {config.model.type} is no fedspec_dist.models.network.Network, to which a "
-                    "projection head can be added; allowed: null"
-                )
-            model.add_projection(config.model.projection)
-        check_model(config, model, trial(dataset), dataset.num_outputs, make_task(config, dataset))
-        return model.double() if config.runtime.dtype == "float64" else model
-
-
-def _model_arguments(config: Config, dataset: Dataset) -> dict[str, Any]:
-    arguments = config.model.parameters(without=methods.MODEL_COMMON)
-    if config.model.type == "torchvision" and config.model.pretrained is not None:
-        arguments["pretrained"] = str(expand_home("model.pretrained", config.model.pretrained))
-    if config.model.type == "module" and dataset.vocabulary is not None:
-        return {"vocabulary_size": dataset.vocabulary, **arguments}
-    if "tokens" not in methods.MODELS[config.model.type].needs:
-        return arguments
-    if dataset.vocabulary is None:
-        raise ValueError(
-            f"model: {config.model.type} reads tokens, which the samples of {config.data.dataset.type} are not; "
-            "allowed: a data set of text, or another model"
-        )
-    return {"vocabulary_size": dataset.vocabulary, **arguments}
-
-
-def _refuse_too_large(config: Config, dataset: Dataset) -> None:
-    """Before any memory is asked for: the model is made once without storage, where it can be.
-
-    Raises:
-        ValueError: it has more parameters than a vector of them can have.
-    """
-    parameters = _model_arguments(config, dataset)
-    try:
-        with torch.device("meta"):
-            model = methods.MODELS[config.model.type].build(dataset.input_shape, dataset.num_outputs, **parameters)
-        num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    except Exception:  # a plugin's may not be made so; what is wrong with any is told when it is made in earnest
-        return
-    if num_parameters > methods.MAX_PARAMETERS:
-        raise ValueError(
-            f"model: {config.model.type} would have {num_parameters:,} parameters for inputs of shape "
-            f"{list(dataset.input_shape)}; allowed: at most {methods.MAX_PARAMETERS:,}"
-        )

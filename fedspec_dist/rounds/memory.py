@@ -18,7 +18,8 @@ from fedspec_dist.core.parameters import ParameterLayout
 from fedspec_dist.data.dataset import Examples
 from fedspec_dist.distributed.columns import Columns
 from fedspec_dist.rounds.federation import Federation
-from fedspec_dist.rounds.stage import cut_columns, filtered_layers, make_algorithm
+from fedspec_dist.rounds.making import filtered_layers, make_algorithm
+from fedspec_dist.rounds.stage import cut_columns
 from fedspec_dist.rounds.statistics import Extras
 from fedspec_dist.rounds.statistics import max_rank as max_rank_of
 

@@ -9,35 +9,16 @@ from torch import Tensor, nn
 
 from fedspec_dist.config import Config, Phase
 from fedspec_dist.core.draws import keyed
-from fedspec_dist.core.parameters import ParameterLayout
-from fedspec_dist.data.dataset import Dataset
 from fedspec_dist.processes.runtime import Runtime
 from fedspec_dist.rounds.federation import Federation
-from fedspec_dist.rounds.stage import Stage, check_phase
+from fedspec_dist.rounds.phase_check import check_patterns
+from fedspec_dist.rounds.stage import Stage
 
 
 def phase_of_round(phases: Sequence[Phase], round_index: int) -> int:
     """The number of the phase of a round; both count from 0."""
     ends = list(accumulate(phase.rounds for phase in phases))
     return next(number for number, end in enumerate(ends) if round_index < end)
-
-
-def check_patterns(config: Config, module: nn.Module, dataset: Dataset) -> list[ParameterLayout]:
-    """The layout of each phase.
-
-    Raises:
-        ValueError: a pattern of a phase matches no parameter, or a method does not suit the model; found out now, not
-            when its first round comes.
-    """
-    layouts = []
-    for number, phase in enumerate(config.schedule()):
-        prefix = f"phases.{number}." if config.phases else ""
-        layout = ParameterLayout(module, phase.trainable, phase.server.shared, prefix)
-        layout.select(phase.filter.layers, f"{prefix}filter.layers")
-        layout.shared.select(phase.server.filter.layers, f"{prefix}server.filter.layers")
-        check_phase(config, phase, module, layout, dataset, prefix)
-        layouts.append(layout)
-    return layouts
 
 
 class Phases:

@@ -12,11 +12,13 @@ from fedspec_dist.config import Config, Phase
 from fedspec_dist.core.parameters import ParameterLayout
 from fedspec_dist.distributed.assignment import imbalance
 from fedspec_dist.processes.environment import Environment
-from fedspec_dist.rounds.federation import Federation, build_model, load_federation, make_task, suit
+from fedspec_dist.rounds.federation import Federation, load_federation, suit
+from fedspec_dist.rounds.making import build_model, make_algorithm, make_task
 from fedspec_dist.rounds.memory import Activations, Work, data_bytes, has_gram, held
-from fedspec_dist.rounds.phases import check_patterns, phase_of_round
+from fedspec_dist.rounds.phase_check import check_patterns
+from fedspec_dist.rounds.phases import phase_of_round
 from fedspec_dist.rounds.sampling import Workload, reporting, sample_cohort, workload
-from fedspec_dist.rounds.stage import cost, cut_columns, make_algorithm, plan
+from fedspec_dist.rounds.stage import cost, cut_columns, plan
 from fedspec_dist.rounds.statistics import Extras, material, max_rank
 from fedspec_dist.runs.branch import rounds_before
 

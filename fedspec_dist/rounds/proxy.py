@@ -1,4 +1,4 @@
-"""The server's own samples, for weights that are learned on such: the gradient of the loss at any model.
+"""The server's own samples, for weights that are learned on such: which they are, the gradient of the loss on them.
 
 One rank computes it and sends it: kernels of a GPU may add in any order, and ranks that each computed their own would
 learn different weights and put one model together from all of them.
@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedspec_dist.config import Phase, methods
 from fedspec_dist.core import seeding
 from fedspec_dist.core.draws import keyed
 from fedspec_dist.core.parameters import ParameterLayout, with_parameters
@@ -19,6 +21,9 @@ from fedspec_dist.data.dataset import Examples
 from fedspec_dist.distributed.collectives import Collectives
 from fedspec_dist.models.network import evaluating
 from fedspec_dist.tasks.base import Task
+
+# The share of the test set for a weighting that is learned on such samples and has no parameter for it.
+_DEFAULT_PROXY = 0.02
 
 
 @dataclass(frozen=True)
@@ -52,3 +57,25 @@ class ServerProxy:
             model = with_parameters(self.module, self.layout, theta)
             loss = self.task.loss(model, self.examples.batch(batch))
         return torch.autograd.grad(loss, theta)[0]
+
+
+def proxy_share(phase: Phase) -> float:
+    """Of the test samples, how many the weights of a phase are learned on; 0 if they are not learned on such."""
+    needed = "proxy" in methods.WEIGHTS[phase.server.weights.type].all_needs()
+    return float(getattr(phase.server.weights, "proxy_fraction", _DEFAULT_PROXY)) if needed else 0.0
+
+
+def class_of(examples: Examples) -> np.ndarray:
+    """Of each sample, int64 `[n]`; where there are no classes, all are of one."""
+    return np.zeros(len(examples), dtype=np.int64) if examples.groups is None else examples.groups.numpy()
+
+
+def quota(labels: np.ndarray, share: float) -> int:
+    """Samples of each class in about `share` of them all, at least one."""
+    return max(1, int(share * len(labels) / len(np.unique(labels))))
+
+
+def balanced_subset(labels: np.ndarray, per_class: int, rng: np.random.Generator | None = None) -> np.ndarray:
+    """Positions of so many samples of each class, or of all there are: the first ones, or random ones."""
+    places = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    return np.sort(np.concatenate([(rng.permutation(p) if rng else p)[:per_class] for p in places]))

@@ -22,8 +22,9 @@ from fedspec_dist.rounds.account import accepted_changes, agree_on_identity, req
 from fedspec_dist.rounds.branch import Beginning, beginning
 from fedspec_dist.rounds.checkpoint import SavedState, load_newest, write_model
 from fedspec_dist.rounds.divergence import no_result, num_contributing, server_fault
-from fedspec_dist.rounds.federation import build_model, load_federation, suit
+from fedspec_dist.rounds.federation import load_federation, suit
 from fedspec_dist.rounds.loop import Job, train
+from fedspec_dist.rounds.making import build_model
 from fedspec_dist.rounds.phases import Phases
 from fedspec_dist.rounds.results import best_of, by_phase
 from fedspec_dist.runs.events import BRANCHED, RESUMED, STARTED, STOPPED, Events

@@ -17,7 +17,7 @@ from fedspec_dist.core.draws import keyed, keyed_parts
 from fedspec_dist.core.parameters import ParameterLayout
 from fedspec_dist.distributed.collectives import Collectives, SingleProcess, bits_sum, checksum
 from fedspec_dist.distributed.columns import Columns
-from fedspec_dist.distributed.update_matrix import UpdateMatrix, assemble, exchange, gather_rows
+from fedspec_dist.distributed.update_matrix import ColumnSlicing, UpdateMatrix, assemble, exchange, gather_rows
 from fedspec_dist.rounds.divergence import NonFiniteModelError
 from fedspec_dist.server.protocols import Aggregator, ServerOptimizer, Transform, Weighting, Weights
 
@@ -317,35 +317,6 @@ def require_agreement(checks: Tensor, round_number: int) -> None:
             "which are keyed (not from one that it seeds itself from the time), and must not depend on rank, host, "
             "time or a set's order"
         )
-
-
-@dataclass(frozen=True)
-class ColumnSlicing:
-    """The slices of the ranks that work on a round's matrix."""
-
-    columns: Columns
-    collectives: Collectives
-
-    def slice(self, vector: Tensor) -> Tensor:
-        """This rank's slice, padded with zeros to whole blocks, of `vector [P]`."""
-        return self.columns.slice(vector, self.collectives.rank)
-
-    def whole(self, vector_slice: Tensor) -> Tensor:
-        """The vector `[P]`, on every rank, of which each gives its slice."""
-        return assemble(vector_slice, self.columns, self.collectives)
-
-    def rows(self, slices: Tensor) -> UpdateMatrix:
-        """The matrix of R vectors of which each rank gives its slices, `[R, n]`, float64."""
-        blocks = slices.reshape(len(slices), -1, self.columns.width).transpose(0, 1)
-        return UpdateMatrix(blocks, self.columns, self.collectives)
-
-    def draw(self, block: Callable[[int, int], Tensor]) -> Tensor:
-        """This rank's slice of a vector that is made block by block; padding is zero."""
-        first, stop = self.columns.owners[self.collectives.rank]
-        made = [block(number, self.columns.width) for number in range(first, stop)]
-        part = torch.cat(made) if made else torch.zeros(0, dtype=torch.float64)
-        part[max(0, self.columns.num_columns - first * self.columns.width) :] = 0
-        return part
 
 
 def _require_kind(key: str, method: object, function: str, result: object, kind: type) -> None:

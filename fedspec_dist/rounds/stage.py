@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,38 +16,37 @@ from fedspec_dist.clients.executors.batched import BatchedExecutor
 from fedspec_dist.clients.executors.groups import groups
 from fedspec_dist.clients.executors.sequential import SequentialExecutor
 from fedspec_dist.clients.statistics.base import Collector
-from fedspec_dist.clients.step import Filter, LocalMethods
+from fedspec_dist.clients.step import LocalMethods
 from fedspec_dist.clients.vectors import widths
-from fedspec_dist.config import Choice, Config, Phase, methods
+from fedspec_dist.config import Config, Phase, methods
 from fedspec_dist.core.batch import Batch
 from fedspec_dist.core.buffers import MovingBuffers, moving_buffers
 from fedspec_dist.core.cohort import Clients, Proxy
 from fedspec_dist.core.draws import keyed
-from fedspec_dist.core.parameters import ParameterLayout, Segment, joined
-from fedspec_dist.data.dataset import Dataset, Examples
+from fedspec_dist.core.parameters import ParameterLayout
+from fedspec_dist.data.dataset import Examples
 from fedspec_dist.data.images.augment import Augmentation
 from fedspec_dist.distributed.assignment import assign
 from fedspec_dist.distributed.collectives import Collectives
 from fedspec_dist.distributed.columns import Columns
-from fedspec_dist.models.network import Network, evaluating
 from fedspec_dist.processes.gpus import spare_memory
 from fedspec_dist.processes.runtime import Runtime
 from fedspec_dist.rounds.client_states import ClientStates
-from fedspec_dist.rounds.federation import (
-    Federation,
-    balanced_subset,
-    class_of,
+from fedspec_dist.rounds.federation import Federation
+from fedspec_dist.rounds.making import (
+    acts_on_features,
+    make,
+    make_algorithm,
     make_attack,
+    make_filter,
     make_task,
-    proxy_share,
-    quota,
     trial,
 )
-from fedspec_dist.rounds.proxy import ServerProxy
+from fedspec_dist.rounds.phase_check import kept_ranges
+from fedspec_dist.rounds.proxy import ServerProxy, balanced_subset, class_of, proxy_share, quota
 from fedspec_dist.rounds.sampling import Workload, client_work, workload
 from fedspec_dist.rounds.server import FederatedServer, ServerMethods
-from fedspec_dist.rounds.statistics import build_statistics, check_statistics, material, max_rank
-from fedspec_dist.tasks.base import Task
+from fedspec_dist.rounds.statistics import build_statistics, material, max_rank
 
 
 class Stage:
@@ -90,7 +88,7 @@ class Stage:
             self.layout.ranges(stint.train, f"local.schedule.{number}.train")
             for number, stint in enumerate(phase.local.schedule)
         ]
-        aggregator = _make(methods.AGGREGATORS, phase.server.aggregator)
+        aggregator = make(methods.AGGREGATORS, phase.server.aggregator)
         shared = self.layout.shared
         self.max_rank = max_rank(phase)
         spare = spare_memory(runtime.device, runtime.environment) if self.max_rank else 0
@@ -118,12 +116,12 @@ class Stage:
         self.columns = cut_columns(config, phase, len(shared), runtime.num_ranks, len(federation.clients))
         self.server = FederatedServer(
             ServerMethods(
-                _make(methods.WEIGHTS, phase.server.weights),
+                make(methods.WEIGHTS, phase.server.weights),
                 aggregator,
                 self._algorithm,
                 make_filter(phase.server.filter, shared) if phase.server.filter.type != "none" else None,
-                _make(methods.SERVER_OPTIMIZERS, phase.server.optimizer),
-                [_make(methods.TRANSFORMS, choice) for choice in phase.server.transforms],
+                make(methods.SERVER_OPTIMIZERS, phase.server.optimizer),
+                [make(methods.TRANSFORMS, choice) for choice in phase.server.transforms],
             ),
             shared,
             self.columns,
@@ -267,24 +265,6 @@ def plain_batches(examples: Examples) -> BatchOf:
     return lambda index, _: examples.batch(index)
 
 
-def kept_ranges(phase: Phase, layout: ParameterLayout, prefix: str = "") -> list[tuple[int, int]]:
-    """Where in the vector the parameters lie that clients keep.
-
-    Raises:
-        ValueError: a pattern matches none, or one that is shared.
-    """
-    key = f"{prefix}local.keep"
-    if not phase.local.keep:
-        return []
-    kept = layout.select(phase.local.keep, key)
-    if kept and kept[0].start < layout.num_shared:
-        raise ValueError(
-            f"{key}: got {phase.local.keep}, which matches {kept[0].name}; that is aggregated, since server.shared is "
-            f"{phase.server.shared}; allowed: patterns of what trains and is not shared"
-        )
-    return joined([(segment.start, segment.stop) for segment in kept])
-
-
 def plan(config: Config, costs: Sequence[float], num_ranks: int) -> list[list[int]]:
     """Which rank trains which clients of a round, by what each of them costs."""
     if config.runtime.executor != "batched":
@@ -300,119 +280,7 @@ def cost(algorithm: LocalAlgorithm, load: Workload) -> float:
     return load.samples_seen * algorithm.passes + load.num_samples * algorithm.needs_full_gradient
 
 
-def check_phase(
-    config: Config, phase: Phase, module: nn.Module, layout: ParameterLayout, dataset: Dataset, prefix: str
-) -> None:
-    """Build a phase's methods once, before the first round of the run, so that none fails when its phase comes.
-
-    Raises:
-        ValueError: a method does not suit the model or the layers that train; `prefix` is of the phase.
-    """
-    try:
-        algorithm = make_algorithm(phase)
-        if acts_on_features(phase):
-            _check_features(config, phase, algorithm, module, layout, dataset)
-        algorithm.bind(layout.segments)
-        kept_ranges(phase, layout)
-        for number, stint in enumerate(phase.local.schedule):
-            layout.select(stint.train, f"local.schedule.{number}.train")
-        for key, choice in (("filter", phase.filter), ("server.filter", phase.server.filter)):
-            filtered = layout.shared if key == "server.filter" else layout
-            make_filter(choice, filtered)
-            if choice.type != "none" and not filtered_layers(choice, filtered):
-                raise ValueError(
-                    f"{key}: {choice.type} with min_size {choice.min_size} and min_dim {choice.min_dim} leaves no "
-                    f"layer to filter; allowed: smaller ones, or {key}: none"
-                )
-        _make(methods.WEIGHTS, phase.server.weights)
-        for choice in phase.server.transforms:
-            _make(methods.TRANSFORMS, choice)
-        _make(methods.SERVER_OPTIMIZERS, phase.server.optimizer)
-        _check_classes(config, phase, dataset)
-        if acts_on_features(phase) and type(make_task(config, dataset)).output_loss is Task.output_loss:
-            raise ValueError(
-                f"local.algorithm: {phase.local.algorithm.type} needs a loss of the model's outputs, which task "
-                f"{config.task.type} does not have (output_loss); allowed with it: a method that does not act on "
-                f"features"
-            )
-        check_statistics(config, phase, module, layout, dataset, make_task(config, dataset), algorithm)
-        _make(methods.AGGREGATORS, phase.server.aggregator).check(layout.shared.segments)
-    except ValueError as error:
-        raise ValueError(f"{prefix}{error}") from error
-
-
-def _check_classes(config: Config, phase: Phase, dataset: Dataset) -> None:
-    """Config knows the task, not the data."""
-    chosen = [("local.algorithm", phase.local.algorithm), ("server.weights", phase.server.weights)]
-    for key, choice in [*chosen, ("clients.attack", config.clients.attack)]:
-        needed = "classes" in methods.FAMILIES[key].table[choice.type].needs
-        if needed and (dataset.train.groups is None or dataset.num_groups != dataset.num_outputs):
-            raise ValueError(
-                f"{key}: got {choice.type}, which needs a class for each sample; the targets of "
-                f"{config.data.dataset.type} are none; allowed with them: a method that needs no classes"
-            )
-
-
-def _check_features(
-    config: Config,
-    phase: Phase,
-    algorithm: LocalAlgorithm,
-    module: nn.Module,
-    layout: ParameterLayout,
-    dataset: Dataset,
-) -> None:
-    name = phase.local.algorithm.type
-    if not isinstance(module, Network):
-        raise ValueError(
-            f"local.algorithm: {name} acts on features, but model.type {config.model.type} has no represent(): derive "
-            "it from fedspec_dist.models.network.Network"
-        )
-    with torch.no_grad(), evaluating(module):
-        inputs = trial(dataset.to(next(module.parameters()).device)).inputs
-        shape = list(module.represent(inputs).shape[1:])  # type: ignore[arg-type]
-    if len(shape) != 1:
-        raise ValueError(
-            f"local.algorithm: {name} acts on a row of features of each sample, but model.type {config.model.type} "
-            f"gives "
-            f"{shape}, one at each place; allowed with it: a method that needs no features"
-        )
-    behind = (f"{module.classifier}.", *(["projection."] if algorithm.needs_levels else []))
-    if all(segment.name.startswith(behind) for segment in layout.segments):
-        raise ValueError(
-            f"trainable: got {phase.trainable}, with which nothing trains before the features that local.algorithm "
-            f"{name} acts on: it would be FedAvg; train earlier layers too, or set local.algorithm: fedavg"
-        )
-
-
-def make_algorithm(phase: Phase) -> LocalAlgorithm:
-    made: LocalAlgorithm = _make(methods.LOCAL_ALGORITHMS, phase.local.algorithm)
-    return made
-
-
-def acts_on_features(phase: Phase) -> bool:
-    return "features" in methods.LOCAL_ALGORITHMS[phase.local.algorithm.type].all_needs()
-
-
-def filtered_layers(choice: Choice, layout: ParameterLayout) -> list[Segment]:
-    """Those that match `layers` and have at least `min_size` entries and `min_dim` axes."""
-    return [
-        segment
-        for segment in layout.select(choice.layers)
-        if segment.size >= choice.min_size and len(segment.shape) >= choice.min_dim
-    ]
-
-
-def make_filter(choice: Choice, layout: ParameterLayout) -> Filter:
-    layers = filtered_layers(choice, layout)
-    made: Filter = methods.FILTERS[choice.type].build(layers, **choice.parameters(without=methods.FILTER_COMMON))
-    return made
-
-
 def cut_columns(config: Config, phase: Phase, num_parameters: int, num_ranks: int, num_clients: int) -> Columns:
     """The column blocks of a phase's matrices, and who owns them."""
     cut = Columns.gathered if config.runtime.aggregation == "gather" else Columns.shared
     return cut(num_parameters, num_ranks, max_rank(phase) * config.cohort_size(num_clients))
-
-
-def _make(table: Mapping[str, methods.Method], choice: Choice) -> Any:
-    return table[choice.type].build(**choice.parameters())

@@ -22,8 +22,9 @@ from fedspec_dist.config.methods import STATISTICS
 from fedspec_dist.core.parameters import ParameterLayout
 from fedspec_dist.data.dataset import Examples
 from fedspec_dist.models.network import Network
-from fedspec_dist.rounds.federation import build_model, load_federation
-from fedspec_dist.rounds.phases import check_patterns
+from fedspec_dist.rounds.federation import load_federation
+from fedspec_dist.rounds.making import build_model
+from fedspec_dist.rounds.phase_check import check_patterns
 from fedspec_dist.tasks.classification import Classification
 from tests.reference import dense_fisher, softmax_curvature
 from tests.rounds.jobs import tiny

@@ -13,7 +13,8 @@ import pytest
 import torch.distributed as dist
 
 from fedspec_dist.processes import watch as watch_module
-from fedspec_dist.processes.watch import StopRequest, Watch, last_stop
+from fedspec_dist.processes.stop import StopRequest, last_stop
+from fedspec_dist.processes.watch import Watch
 
 
 @pytest.fixture

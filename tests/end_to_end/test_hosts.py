@@ -106,7 +106,7 @@ def test_a_task_that_never_starts_is_named_with_those_that_did(tmp_path: Path) -
 
 
 def test_every_rank_of_a_stopped_job_knows_what_stopped_it(tmp_path: Path) -> None:
-    script = "import sys; from fedspec_dist.main import main; from fedspec_dist.processes.watch import last_stop; "
+    script = "import sys; from fedspec_dist.main import main; from fedspec_dist.processes.stop import last_stop; "
     script += "print('code', main(sys.argv[1:]), 'stopped by', last_stop(), flush=True)"
     command = [sys.executable, "-c", script, *CONFIG, "rounds=1000"]
     jobs = [Job(command, tmp_path, _task(rank, 2)) for rank in range(2)]

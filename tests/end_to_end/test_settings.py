@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from fedspec_dist.config import load
-from fedspec_dist.rounds.federation import build_model, load_federation
+from fedspec_dist.rounds.federation import load_federation
+from fedspec_dist.rounds.making import build_model
 from fedspec_dist.rounds.memory import Work
-from fedspec_dist.rounds.phases import check_patterns
+from fedspec_dist.rounds.phase_check import check_patterns
 from fedspec_dist.rounds.plan import extras_of, plan_round, traffic
 from tests.end_to_end.cli import results_of, run, run_folder
 

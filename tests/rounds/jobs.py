@@ -15,11 +15,12 @@ from fedspec_dist.distributed.collectives import Collectives, SingleProcess
 from fedspec_dist.processes.environment import Environment
 from fedspec_dist.processes.gpus import image_format
 from fedspec_dist.processes.runtime import Runtime
-from fedspec_dist.processes.watch import StopRequest
+from fedspec_dist.processes.stop import StopRequest
 from fedspec_dist.rounds.branch import Beginning, beginning
 from fedspec_dist.rounds.checkpoint import load_newest
-from fedspec_dist.rounds.federation import build_model, load_federation, suit
+from fedspec_dist.rounds.federation import load_federation, suit
 from fedspec_dist.rounds.loop import Job, train
+from fedspec_dist.rounds.making import build_model
 from fedspec_dist.rounds.phases import Phases
 from fedspec_dist.runs.folder import RunFolder, write_text
 from fedspec_dist.runs.trackers.metrics import ClientsFile, ClientTracker

@@ -12,7 +12,7 @@ from fedspec_dist.config import load
 from fedspec_dist.distributed.collectives import Collectives
 from fedspec_dist.processes.environment import Environment
 from fedspec_dist.processes.runtime import Runtime
-from fedspec_dist.processes.watch import StopRequest
+from fedspec_dist.processes.stop import StopRequest
 from fedspec_dist.rounds.account import agree_on_identity
 from fedspec_dist.runs import identity
 from tests.distributed.harness import run_ranks

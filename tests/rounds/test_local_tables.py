@@ -20,9 +20,10 @@ from fedspec_dist.config.methods import FILTERS, LOCAL_ALGORITHMS
 from fedspec_dist.distributed.collectives import SingleProcess
 from fedspec_dist.processes.environment import Environment
 from fedspec_dist.processes.runtime import Runtime
-from fedspec_dist.processes.watch import StopRequest
-from fedspec_dist.rounds.federation import Federation, build_model, load_federation
+from fedspec_dist.processes.stop import StopRequest
+from fedspec_dist.rounds.federation import Federation, load_federation
 from fedspec_dist.rounds.local import train_clients
+from fedspec_dist.rounds.making import build_model
 from fedspec_dist.rounds.stage import Stage
 from tests.rounds.jobs import tiny
 

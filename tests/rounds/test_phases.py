@@ -7,8 +7,9 @@ from fedspec_dist.config import load, methods
 from fedspec_dist.config.methods import MODELS
 from fedspec_dist.core.parameters import ParameterLayout
 from fedspec_dist.rounds.federation import load_federation
-from fedspec_dist.rounds.phases import check_patterns, phase_of_round
-from fedspec_dist.rounds.stage import make_filter
+from fedspec_dist.rounds.making import make_filter
+from fedspec_dist.rounds.phase_check import check_patterns
+from fedspec_dist.rounds.phases import phase_of_round
 
 MODEL = MODELS["cnn"].build((1, 8, 8), 3, width=2)
 DATASET = load_federation(load(), prepares=True).dataset

@@ -20,8 +20,9 @@ from fedspec_dist.core.parameters import ParameterLayout
 from fedspec_dist.distributed.assignment import assign
 from fedspec_dist.distributed.collectives import Collectives, SingleProcess
 from fedspec_dist.distributed.columns import Columns
+from fedspec_dist.rounds.divergence import NonFiniteModelError
 from fedspec_dist.rounds.local import LocalResult, NonFiniteUpdateError, share_results
-from fedspec_dist.rounds.server import FederatedServer, NonFiniteModelError, ServerMethods
+from fedspec_dist.rounds.server import FederatedServer, ServerMethods
 from fedspec_dist.server.aggregators.fedavg import FedAvg
 from fedspec_dist.server.aggregators.fedgh import FedGH
 from fedspec_dist.server.aggregators.median import Median

@@ -12,9 +12,10 @@ import torch
 from fedspec_dist.config.methods import FAMILIES, STATISTICS
 from fedspec_dist.core.cohort import Cohort
 from fedspec_dist.distributed.collectives import Collectives
-from fedspec_dist.rounds.federation import build_model, load_federation
+from fedspec_dist.rounds.federation import load_federation
+from fedspec_dist.rounds.making import build_model
 from fedspec_dist.rounds.memory import Work
-from fedspec_dist.rounds.phases import check_patterns
+from fedspec_dist.rounds.phase_check import check_patterns
 from fedspec_dist.rounds.plan import extras_of, plan_round, traffic
 from tests.distributed.harness import run_ranks
 from tests.reference import dense_cohort

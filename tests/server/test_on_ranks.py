@@ -17,8 +17,7 @@ from fedspec_dist.core.cohort import Cohort, RowMatrix, Sketches
 from fedspec_dist.core.parameters import Segment
 from fedspec_dist.distributed.collectives import Collectives, SingleProcess
 from fedspec_dist.distributed.columns import Columns
-from fedspec_dist.distributed.update_matrix import UpdateMatrix, exchange
-from fedspec_dist.rounds.server import ColumnSlicing
+from fedspec_dist.distributed.update_matrix import ColumnSlicing, UpdateMatrix, exchange
 from fedspec_dist.server.aggregators import fedgh, fedlws
 from fedspec_dist.server.weights import fedawa
 from tests.distributed.harness import run_ranks
