@@ -20,6 +20,9 @@ MOVED = {
         f"data.{name}": f"data.images.{name}"
         for name in ("arrays", "augment", "cifar", "digits", "fashion_mnist", "npz", "npz_file", "synthetic")
     },
+    **{f"models.{name}": "models.small" for name in ("mlp", "cnn", "lenet", "fipa_cnn")},
+    "models.layers": "models.network",
+    "models.modes": "models.network",
     "clients.sgd": "clients.optimizers",
     "clients.sequential": "clients.executors.sequential",
     "identity": "runs.identity",
@@ -45,12 +48,6 @@ class _Finder(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self._spec  # the import machinery has put the old name's there
-        sys.modules[f"fedspec_dist.{_old_of(module.__name__)}"] = module
-
-
-def _old_of(name: str) -> str:
-    new = name.partition(".")[2]
-    return next(old for old, now in MOVED.items() if now == new)
 
 
 def install() -> None:

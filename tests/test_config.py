@@ -241,7 +241,7 @@ LATER_OPTIONS = [
 
 @pytest.mark.parametrize(("key", "name", "option", "default"), LATER_OPTIONS)
 def test_a_later_option_decides_where_it_is_not_at_its_default(key: str, name: str, option: str, default: Any) -> None:
-    required = {o: "x" for o, (_, default) in FAMILIES[key].parameters(name).items() if default is ...}
+    required = {o: "x:y" for o, (_, default) in FAMILIES[key].parameters(name).items() if default is ...}
 
     def load_with(**options: Any) -> Config:
         # The parameters of a data set stand beside its name.
@@ -254,7 +254,7 @@ def test_a_later_option_decides_where_it_is_not_at_its_default(key: str, name: s
     before = load_with()
     assert given(default) == before.fingerprint()
     other = {"aggregate": "freeze", "relu": "tanh", "uniform": "test"}
-    assert given({bool: not default, int: 7}.get(type(default)) or other[default]) != before.fingerprint()
+    assert given({bool: not default, int: 7, float: 0.25}.get(type(default)) or other[default]) != before.fingerprint()
     section = reduce(getattr, key.split("."), before)
     assert section.model_dump()[option] == default, "what is saved with a run says it all the same"
 

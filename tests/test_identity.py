@@ -179,6 +179,34 @@ def _content(here: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in files}
 
 
+def test_a_network_by_its_path_counts_and_is_not_imported_for_that(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = load(None, ["model={type: module, path: 'mine_nets:Net', arguments: {width: 3}}"])
+    assert config.fingerprint() != load(None, ["model={type: module, path: 'mine_nets:Net'}"]).fingerprint()
+    seen = []
+    for text in ("raise SystemExit", "raise SystemExit  # edited"):
+        (tmp_path / "mine_nets.py").write_text(text)
+        _forget()
+        seen.append(identity_of(config, with_data=False))
+    assert "the plugin mine_nets" in " ".join(differences(*seen))
+    sources.copy_sources(used_plugins(config), tmp_path / "copies")
+    assert [path.read_text() for path in tmp_path.glob("copies/mine_nets-*/mine_nets.py")] == [text]
+
+
+def test_pretrained_weights_count_by_their_content(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = load(None, ["model={type: torchvision, name: resnet18, pretrained: ~/w.pt}"])
+    missing = identity_of(config, with_data=False)
+    (tmp_path / "w.pt").write_bytes(b"one")
+    one = identity_of(config, with_data=False)
+    (tmp_path / "w.pt").write_bytes(b"other")
+    other = identity_of(config, with_data=False)
+    assert missing.plugins["model.pretrained"] == ""
+    assert differences(missing, one) == []
+    assert "the weights of model.pretrained" in " ".join(differences(one, other))
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("what", CHANGES)

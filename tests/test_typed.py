@@ -54,7 +54,7 @@ VALUES: dict[str, Any] = {
     "label": "kind",
     "max_length": 33,
     "outputs": "tokens",
-    "path": "other.npz",
+    "path": "other:file",
     "shape": [3, 4, 5],
     "size": [4, 5],
     "target": "next",
@@ -93,7 +93,7 @@ PAIRS = [
 def _settings(family: str, name: str, parameter: str = "") -> list[str]:
     others = [need for need in NEEDS.get(name, []) if not need.startswith(f"{family}=")]
     own = FAMILIES[family].parameters(name)
-    others += [f"{_key(family, key)}=x" for key, (_, default) in own.items() if default is ... and key != parameter]
+    others += [f"{_key(family, key)}=x:y" for key, (_, default) in own.items() if default is ... and key != parameter]
     return [*others, *(["filter=rfft"] if parameter == "filter_ascent" else [])]
 
 
@@ -156,7 +156,7 @@ def test_a_parameter_that_the_named_method_has_not_goes_with_its_file_and_is_ref
 ) -> None:
     for _, old, new, parameter in [row for row in UNSHARED if row[0] == family]:
         kind, default = FAMILIES[family].parameters(old)[parameter]
-        value = "x" if default is ... else default
+        value = "x:y" if default is ... else default
         name, typed = f"{family}={new}", f"{_key(family, parameter)}={json.dumps(value)}"
         rest = _settings(family, new)
         stated = _file(tmp_path, _nested(family, {"type": old, parameter: value}))

@@ -186,28 +186,41 @@ def _moderate(widths: list[int]) -> list[int]:
     return widths
 
 
+def _importable(path: str) -> str:
+    module, _, name = path.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
+        raise ValueError("must be module:Name, such as my_nets:Net")
+    return path
+
+
 _Norm = Literal["group", "batch", "none"]
 _Outputs = Literal["sequence", "tokens"]
 _Depth = Annotated[int, Field(ge=1, le=100)]
+_DROPOUT: tuple[Any, Any] = (Annotated[Fraction, LATER], 0.0)
 MODELS = {
     "mlp": method(
-        ".models.mlp:Mlp",
+        ".models.small:Mlp",
         hidden=(Annotated[list[Width], Field(max_length=1000), AfterValidator(_moderate)], [200, 200]),
         activation=(Annotated[Literal["relu", "tanh", "gelu"], LATER], "relu"),
+        dropout=_DROPOUT,
     ),
     "cnn": method(
-        ".models.cnn:Cnn", norm=(_Norm, "group"), width=(Annotated[int, Field(ge=2, multiple_of=2, le=2048)], 16)
+        ".models.small:Cnn",
+        norm=(_Norm, "group"),
+        width=(Annotated[int, Field(ge=2, multiple_of=2, le=2048)], 16),
+        dropout=_DROPOUT,
     ),
-    "cnn8k": method(".models.fipa_cnn:cnn8k"),
-    "cnn23k": method(".models.fipa_cnn:cnn23k"),
-    "cnn207k": method(".models.fipa_cnn:cnn207k"),
-    "lenet": method(".models.lenet:LeNet"),
-    "resnet20": method(".models.resnet:ResNet20", gives={"blocks"}, norm=(_Norm, "group")),
+    "cnn8k": method(".models.small:cnn8k"),
+    "cnn23k": method(".models.small:cnn23k"),
+    "cnn207k": method(".models.small:cnn207k"),
+    "lenet": method(".models.small:LeNet", dropout=_DROPOUT),
+    "resnet20": method(".models.resnet:ResNet20", gives={"blocks"}, norm=(_Norm, "group"), dropout=_DROPOUT),
     "resnet18": method(
         ".models.resnet:ResNet18",
         gives={"blocks"},
         norm=(_Norm, "batch"),
         width=(Annotated[int, Field(ge=2, multiple_of=2, le=2048)], 64),
+        dropout=_DROPOUT,
     ),
     "vit_small": method(
         ".models.vit:VitSmall",
@@ -245,7 +258,10 @@ MODELS = {
         pretrained=(str | None, None),
     ),
     "module": method(
-        ".models.imported:module", gives={"blocks"}, path=(str, ...), arguments=(dict[str, Any] | None, None)
+        ".models.imported:module",
+        gives={"blocks"},
+        path=(Annotated[str, AfterValidator(_importable)], ...),
+        arguments=(dict[str, Any] | None, None),
     ),
 }
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .layers import InputShape, normalisation
-from .network import Network, record
+from .network import InputShape, Network, normalisation, record
 
 _WIDTHS = (16, 32, 64)
 _BLOCKS_PER_STAGE = 3
@@ -20,7 +19,7 @@ class ResNet20(Network):
     parameters at 3 channels and 10 classes, 278,324 at 100; images of any size.
     """
 
-    def __init__(self, input_shape: InputShape, num_classes: int, *, norm: str) -> None:
+    def __init__(self, input_shape: InputShape, num_classes: int, *, norm: str, dropout: float) -> None:
         super().__init__()
         self.conv = _convolution(input_shape[0], _WIDTHS[0], 3, 1, norm)
         self.norm = normalisation(norm, _WIDTHS[0])
@@ -31,6 +30,7 @@ class ResNet20(Network):
                 blocks.append(BasicBlock(inputs, width, stride, norm))
                 inputs = width
         self.blocks = nn.Sequential(*blocks)
+        self.dropout = nn.Dropout(dropout)
         self.fc = nn.Linear(inputs, num_classes)
 
     def backbone(self, images: Tensor, levels: list[Tensor] | None) -> Tensor:  # [B, C, H, W] -> [B, 64]
@@ -39,7 +39,7 @@ class ResNet20(Network):
             x = block(functional.relu(x))
             if i % _BLOCKS_PER_STAGE == 0:
                 record(levels, x)
-        return functional.relu(x).mean((2, 3))
+        return self.dropout(functional.relu(x).mean((2, 3)))
 
 
 class ResNet18(Network):
@@ -49,7 +49,7 @@ class ResNet18(Network):
     want. 11,173,962 parameters with 64 channels, batch norm, 3 input channels and 10 classes.
     """
 
-    def __init__(self, input_shape: InputShape, num_classes: int, *, norm: str, width: int) -> None:
+    def __init__(self, input_shape: InputShape, num_classes: int, *, norm: str, width: int, dropout: float) -> None:
         super().__init__()
         self.conv = _convolution(input_shape[0], width, 3, 1, norm)
         self.norm = normalisation(norm, width)
@@ -60,6 +60,7 @@ class ResNet18(Network):
                 blocks.append(BasicBlock(inputs, outputs, 2 if stage > 0 and i == 0 else 1, norm))
                 inputs = outputs
         self.blocks = nn.Sequential(*blocks)
+        self.dropout = nn.Dropout(dropout)
         self.fc = nn.Linear(inputs, num_classes)
 
     def backbone(self, images: Tensor, levels: list[Tensor] | None) -> Tensor:  # [B, C, H, W] -> [B, 8 width]
@@ -68,7 +69,7 @@ class ResNet18(Network):
             x = block(functional.relu(x))
             if i % 2 == 0:
                 record(levels, x)
-        return functional.relu(x).mean((2, 3))
+        return self.dropout(functional.relu(x).mean((2, 3)))
 
 
 class BasicBlock(nn.Module):

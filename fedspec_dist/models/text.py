@@ -41,15 +41,13 @@ class LstmText(Network):
         self.dropout = nn.Dropout(dropout)
         self.fc = nn.Linear(hidden, num_outputs)
 
-    def backbone(
-        self, images: Tensor, levels: list[Tensor] | None
-    ) -> Tensor:  # [B, T] -> [B, hidden] or [B, T, hidden]
-        states = self.embedding(images)
+    def backbone(self, inputs: Tensor, levels: list[Tensor] | None) -> Tensor:  # [B, T] -> [B (, T), hidden]
+        states = self.embedding(inputs)
         for number, layer in enumerate(self.layers):
             states = layer(self.dropout(states) if number else states)
         if self.per_token:
             return self.dropout(states)
-        last = (images != PADDING).sum(1).clamp(min=1) - 1
+        last = (inputs != PADDING).sum(1).clamp(min=1) - 1
         return self.dropout(record(levels, states.gather(1, last.view(-1, 1, 1).expand(-1, 1, states.shape[2]))[:, 0]))
 
 
@@ -134,11 +132,15 @@ class TransformerText(Network):
                 raise ValueError(
                     "model.tie_embeddings: got true without a score for each token; set model.outputs: tokens"
                 )
+            # As scores' weights, ones of deviation 1 would begin with a loss far above that of a guess.
+            nn.init.normal_(self.embedding.weight, std=width**-0.5)
+            with torch.no_grad():
+                self.embedding.weight[PADDING].zero_()
             self.fc.weight = self.embedding.weight
 
-    def backbone(self, images: Tensor, levels: list[Tensor] | None) -> Tensor:  # [B, T] -> [B, width] or [B, T, width]
-        x = self.embedding(images) + self.positions
-        padding = images == PADDING
+    def backbone(self, inputs: Tensor, levels: list[Tensor] | None) -> Tensor:  # [B, T] -> [B (, T), width]
+        x = self.embedding(inputs) + self.positions
+        padding = inputs == PADDING
         for block in self.blocks:
             x = block(x, padding, causal=self.per_token)
             record(levels, x.transpose(1, 2))

@@ -28,17 +28,18 @@ class VitSmall(Network):
         dropout: float,
     ) -> None:
         super().__init__()
-        channels, height, rows = input_shape if len(input_shape) == 3 else (0, 1, 1)
-        if not channels or height % patch or rows % patch:
+        if len(input_shape) != 3:
+            raise ValueError(f"model: vit_small takes images; the data set's inputs have shape {list(input_shape)}")
+        channels, height, columns = input_shape
+        if height % patch or columns % patch:
             raise ValueError(
-                f"model.patch: got {patch}; allowed is one that divides the height and width of the images, whose "
-                f"shape is "
-                f"{list(input_shape)}"
+                f"model.patch: got {patch}; allowed is one that divides the images' height and width, which "
+                f"are {height}x{columns}"
             )
         if width % heads:
             raise ValueError(f"model.width: got {width} with {heads} heads; allowed is a multiple of model.heads")
         self.patches = nn.Conv2d(channels, width, patch, stride=patch)
-        self.positions = nn.Parameter(torch.zeros((height // patch) * (rows // patch), width))
+        self.positions = nn.Parameter(torch.zeros((height // patch) * (columns // patch), width))
         nn.init.normal_(self.positions, std=0.02)
         self.blocks = nn.ModuleList(EncoderBlock(width, heads, dropout) for _ in range(depth))
         self.norm = nn.LayerNorm(width)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedspec_dist.data.dataset import Examples
 from fedspec_dist.distributed.collectives import Collectives
-from fedspec_dist.models.modes import evaluating
+from fedspec_dist.models.network import evaluating
 from fedspec_dist.tasks.base import Task
 
 # Of the clients, the share that is the worst decile.

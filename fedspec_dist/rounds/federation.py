@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedspec_dist.clients.attacks import Attack, attackers
-from fedspec_dist.config import Config, Phase, methods
+from fedspec_dist.config import Config, Phase, expand_home, methods
 from fedspec_dist.core import seeding
 from fedspec_dist.core.batch import Batch
 from fedspec_dist.core.buffers import moving_buffers
@@ -408,6 +408,8 @@ def build_model(config: Config, dataset: Dataset) -> Network:
         model: Network = methods.MODELS[config.model.type].build(
             dataset.input_shape, dataset.num_outputs, **_model_arguments(config, dataset)
         )
+        for note in getattr(model, "notes", ()) if config.model.type == "torchvision" else ():
+            log.info("%s", note)
         if config.model.projection is not None:
             if not isinstance(model, Network):
                 raise ValueError(
@@ -421,6 +423,8 @@ def build_model(config: Config, dataset: Dataset) -> Network:
 
 def _model_arguments(config: Config, dataset: Dataset) -> dict[str, Any]:
     arguments = config.model.parameters(without=methods.MODEL_COMMON)
+    if config.model.type == "torchvision" and config.model.pretrained is not None:
+        arguments["pretrained"] = str(expand_home("model.pretrained", config.model.pretrained))
     if config.model.type == "module" and dataset.vocabulary is not None:
         return {"vocabulary_size": dataset.vocabulary, **arguments}
     if "tokens" not in methods.MODELS[config.model.type].needs:

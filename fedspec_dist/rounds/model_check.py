@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from fedspec_dist.config import Config
 from fedspec_dist.config.methods import headline_of
 from fedspec_dist.core.batch import Batch
-from fedspec_dist.models.modes import evaluating
+from fedspec_dist.models.network import evaluating
 from fedspec_dist.tasks.base import Task
 
 

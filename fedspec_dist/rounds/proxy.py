@@ -17,7 +17,7 @@ from fedspec_dist.core.draws import keyed
 from fedspec_dist.core.parameters import ParameterLayout, with_parameters
 from fedspec_dist.data.dataset import Examples
 from fedspec_dist.distributed.collectives import Collectives
-from fedspec_dist.models.modes import evaluating
+from fedspec_dist.models.network import evaluating
 from fedspec_dist.tasks.base import Task
 
 

@@ -30,8 +30,7 @@ from fedspec_dist.data.images.augment import Augmentation
 from fedspec_dist.distributed.assignment import assign
 from fedspec_dist.distributed.collectives import Collectives
 from fedspec_dist.distributed.columns import Columns
-from fedspec_dist.models.modes import evaluating
-from fedspec_dist.models.network import Network
+from fedspec_dist.models.network import Network, evaluating
 from fedspec_dist.processes.gpus import spare_memory
 from fedspec_dist.processes.runtime import Runtime
 from fedspec_dist.rounds.client_states import ClientStates

@@ -61,8 +61,7 @@ def identity_of(config: Config, with_data: bool = True) -> Identity:
     """As things are now. The data are read once a process, however many configs name them."""
     plugins = {module: module_digest(module) for module in used_plugins(config)}
     if config.model.type == "torchvision" and config.model.pretrained is not None:
-        path = Path(config.model.pretrained)
-        plugins["model.pretrained"] = digest(path)[:DIGITS] if path.is_file() else ""
+        plugins["model.pretrained"] = _digest_of_weights("model.pretrained", config.model.pretrained)
     if config.init is not None:
         plugins["init"] = _digest_of_init(config)
     return Identity(data_digest(config) if with_data else "", plugins, package_digest())
@@ -73,11 +72,19 @@ def _digest_of_init(config: Config) -> str:
     assert config.init is not None
     try:
         if config.init.weights is not None:
-            return digest(expand_home("init.weights", config.init.weights))[:DIGITS]
+            return _digest_of_weights("init.weights", config.init.weights)
         state = read_object(source_checkpoint(config) / "state.json")
         listed = state.get("files")
         model = listed.get("model.safetensors") if isinstance(listed, dict) else None
         return str(model.get("sha256"))[:DIGITS] if isinstance(model, dict) else ""
+    except (OSError, ConfigError):
+        return ""
+
+
+def _digest_of_weights(key: str, path: str) -> str:
+    """Of a file; empty where it is not there."""
+    try:
+        return digest(expand_home(key, path))[:DIGITS]
     except (OSError, ConfigError):
         return ""
 

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.filter_share import measure_filter
 from benchmarks.floor import TOLERANCE, require_same_model
-from fedspec_dist.models.lenet import LeNet
+from fedspec_dist.models.small import LeNet
 
 ROOT = Path(__file__).parents[2]
 PLAIN = ("plain contiguous", "plain channels_last")

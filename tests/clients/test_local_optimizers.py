@@ -98,6 +98,6 @@ def test_clients_that_are_done_stay_where_they_are(name: str) -> None:
     state = made.initial_state(vectors.parameters)
     for step in range(5):
         vectors.gradient.copy_(toy(0)(vectors.parameters) * 3)
-        local_step(methods, vectors, state, 0.1, active=torch.tensor([step < count for count in steps]))
+        local_step(methods, vectors, state, 0.1, active=torch.tensor([[step < count] for count in steps]))
     expected = [_torch_run(name, 0.1, 1.0, [True] * count) for count in steps]
     torch.testing.assert_close(vectors.parameters, torch.stack(expected), rtol=1e-12, atol=1e-14)

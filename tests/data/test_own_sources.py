@@ -478,6 +478,16 @@ def test_raw_data_are_checked(case: str) -> None:
         RawData(Split(**{**sound, **changes}), Split(**sound), 4, 3).check("mine")
 
 
+def test_arrays_of_float64_are_trained_on_in_the_precision_of_the_run(tmp_path: Path) -> None:
+    sound = {"inputs": np.random.default_rng(0).random((30, 5)), "targets": np.arange(30) % 3}
+    np.savez(tmp_path / "x.npz", **{f"{s}_{name}": array for s in ("train", "test") for name, array in sound.items()})
+    for dtype in ("float32", "float64"):
+        config = tiny([f"data={{dataset: npz, path: {tmp_path}/x.npz, root: {tmp_path}}}", f"runtime.dtype={dtype}",
+                       "data.partition={type: iid, clients: 6}", "model={type: mlp, hidden: [4]}"])  # fmt: skip
+        assert load_federation(config, prepares=True).dataset.train.inputs[0].dtype == getattr(torch, dtype)
+        assert run_job(config, tmp_path / dtype).records[-1]["round"] == 2
+
+
 def test_regression_on_a_table_is_a_run(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text(CSV)
     config = tiny([f"data={{dataset: csv, path: {tmp_path}/x.csv, target: price, root: {tmp_path}}}", "task=regression",

@@ -18,7 +18,7 @@ from fedspec_dist.config.methods import FILTERS, LOCAL_ALGORITHMS, MODELS
 from fedspec_dist.distributed.collectives import Collectives, ProcessGroup
 from fedspec_dist.fisher import products
 from fedspec_dist.fisher.sketch import random_basis
-from fedspec_dist.models.cnn import Cnn
+from fedspec_dist.models.small import Cnn
 from fedspec_dist.processes.gpus import set_deterministic
 from tests.distributed.harness import run_ranks
 from tests.gpu import pretend

@@ -123,6 +123,28 @@ def test_torch_func(name: str, norm: str) -> None:
 
 
 @pytest.mark.parametrize("name", IMAGES)
+def test_a_seed_makes_one_model(name: str) -> None:
+    given = {"width": 4} if name == "resnet18" else {}
+    models = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        models.append(parameters(build(name, smallest(name), 3, **given)))
+    one, same, other = models
+    assert all(torch.equal(one[key], same[key]) for key in one)
+    assert not all(torch.equal(one[key], other[key]) for key in one)
+
+
+@pytest.mark.parametrize("name", [name for name in IMAGES if "dropout" in MODELS[name].parameters])
+def test_dropout_is_for_training(name: str) -> None:
+    torch.manual_seed(0)
+    model = build(name, smallest(name), 3, dropout=0.5, **({"width": 4} if name == "resnet18" else {}))
+    images = torch.randn(2, *smallest(name))
+    assert not torch.equal(model(images), model(images))
+    model.eval()
+    assert torch.equal(model(images), model(images))
+
+
+@pytest.mark.parametrize("name", IMAGES)
 def test_vmap_over_clients(name: str) -> None:
     models = [build(name, smallest(name), 3).eval() for _ in range(2)]
     theta, _ = stack_module_state(models)

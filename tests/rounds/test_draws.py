@@ -16,7 +16,7 @@ from fedspec_dist.config import Config
 from fedspec_dist.config.methods import FAMILIES
 from fedspec_dist.core.draws import keyed
 from fedspec_dist.distributed.collectives import Collectives, SingleProcess
-from fedspec_dist.models.modes import evaluating
+from fedspec_dist.models.network import evaluating
 from fedspec_dist.rounds.federation import build_model, load_federation
 from fedspec_dist.rounds.server import RanksDisagreeError
 from tests.distributed.harness import run_ranks

@@ -15,7 +15,7 @@ from fedspec_dist.core.failures import NonFiniteError
 from fedspec_dist.core.parameters import ParameterLayout, with_parameters
 from fedspec_dist.data.dataset import Examples
 from fedspec_dist.fisher.products import Forward
-from fedspec_dist.models.modes import evaluating
+from fedspec_dist.models.network import evaluating
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch.nn.functional import one_hot
 
 from fedspec_dist.clients.statistics.base import Material, Statistic
 from fedspec_dist.core.parameters import with_parameters
-from fedspec_dist.models.modes import evaluating
+from fedspec_dist.models.network import evaluating
 
 
 class MeanFeatures(Statistic):
