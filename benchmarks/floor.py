@@ -132,7 +132,6 @@ def floor_config(options: argparse.Namespace, output: str) -> Config:
         "checkpoint.every": never,
         "runtime.device": "cpu",
         "runtime.executor": options.executor,
-        "runtime.clients_per_batch": -(-options.cohort // options.ranks),
     }
     return load(None, [f"{key}={value}" for key, value in settings.items()])
 

@@ -10,7 +10,7 @@ import torch
 
 from fedspec_dist.clients.algorithms.base import LocalAlgorithm
 from fedspec_dist.clients.attacks import Attack
-from fedspec_dist.clients.step import Filter
+from fedspec_dist.clients.step import Filter, LocalMethods
 from fedspec_dist.config import Choice, Config, Phase, expand_home, methods
 from fedspec_dist.core.batch import Batch
 from fedspec_dist.core.draws import keyed
@@ -113,6 +113,14 @@ def make_attack(config: Config) -> Attack:
 def make_algorithm(phase: Phase) -> LocalAlgorithm:
     made: LocalAlgorithm = make(methods.LOCAL_ALGORITHMS, phase.local.algorithm)
     return made
+
+
+def make_local_methods(phase: Phase, layout: ParameterLayout, algorithm: LocalAlgorithm) -> LocalMethods:
+    local = phase.local
+    optimizer = methods.LOCAL_OPTIMIZERS[local.optimizer.type].build(
+        local.momentum, local.weight_decay, local.clip_norm, **local.optimizer.parameters()
+    )
+    return LocalMethods(make_filter(phase.filter, layout), algorithm, optimizer)
 
 
 def acts_on_features(phase: Phase) -> bool:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import torch
 from torch import nn
 
 from fedspec_dist.clients.algorithms.base import LocalAlgorithm
+from fedspec_dist.clients.executors.batchable import require_batchable
 from fedspec_dist.config import Config, Phase, methods
+from fedspec_dist.core.buffers import MovingBuffers, moving_buffers
+from fedspec_dist.core.draws import keyed
 from fedspec_dist.core.parameters import ParameterLayout, joined
 from fedspec_dist.data.dataset import Dataset
 from fedspec_dist.models.network import Network, evaluating
@@ -16,6 +21,7 @@ from fedspec_dist.rounds.making import (
     make,
     make_algorithm,
     make_filter,
+    make_local_methods,
     make_task,
     trial,
 )
@@ -37,6 +43,8 @@ def check_patterns(config: Config, module: nn.Module, dataset: Dataset) -> list[
         layout.select(phase.filter.layers, f"{prefix}filter.layers")
         layout.shared.select(phase.server.filter.layers, f"{prefix}server.filter.layers")
         check_phase(config, phase, module, layout, dataset, prefix)
+        if config.runtime.executor == "batched":
+            _check_batched(config, phase, module, layout, dataset)
         layouts.append(layout)
     return layouts
 
@@ -80,6 +88,19 @@ def check_phase(
         make(methods.AGGREGATORS, phase.server.aggregator).check(layout.shared.segments)
     except ValueError as error:
         raise ValueError(f"{prefix}{error}") from error
+
+
+def _check_batched(config: Config, phase: Phase, module: nn.Module, layout: ParameterLayout, dataset: Dataset) -> None:
+    dataset = dataset.to(next(module.parameters()).device)
+    batch, tried = trial(dataset), deepcopy(module).train()
+    names = moving_buffers(tried, batch)
+    if names and config.model.buffers == "freeze":
+        MovingBuffers(tried, names).hold()
+        names = ()
+    with keyed(next(tried.parameters()).device, config.seed, "trial"):
+        local = make_local_methods(phase, layout, make_algorithm(phase))
+        task, on_features = make_task(config, dataset), acts_on_features(phase)
+        require_batchable(tried, layout, task, local, batch, names, dataset.num_groups, on_features)
 
 
 def _check_classes(config: Config, phase: Phase, dataset: Dataset) -> None:

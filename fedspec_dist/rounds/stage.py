@@ -16,13 +16,11 @@ from fedspec_dist.clients.executors.batched import BatchedExecutor
 from fedspec_dist.clients.executors.groups import groups
 from fedspec_dist.clients.executors.sequential import SequentialExecutor
 from fedspec_dist.clients.statistics.base import Collector
-from fedspec_dist.clients.step import LocalMethods
 from fedspec_dist.clients.vectors import widths
 from fedspec_dist.config import Config, Phase, methods
 from fedspec_dist.core.batch import Batch
 from fedspec_dist.core.buffers import MovingBuffers, moving_buffers
 from fedspec_dist.core.cohort import Clients, Proxy
-from fedspec_dist.core.draws import keyed
 from fedspec_dist.core.parameters import ParameterLayout
 from fedspec_dist.data.dataset import Examples
 from fedspec_dist.data.images.augment import Augmentation
@@ -34,11 +32,11 @@ from fedspec_dist.processes.runtime import Runtime
 from fedspec_dist.rounds.client_states import ClientStates
 from fedspec_dist.rounds.federation import Federation
 from fedspec_dist.rounds.making import (
-    acts_on_features,
     make,
     make_algorithm,
     make_attack,
     make_filter,
+    make_local_methods,
     make_task,
     trial,
 )
@@ -95,17 +93,14 @@ class Stage:
         given = material(config, phase, module, self.layout, federation.dataset, self.task, spare)
         made = build_statistics(phase, given)
         statistics = Collector(made, module, len(shared)) if made else None
-        local = self._local_methods()
+        local = make_local_methods(phase, self.layout, self._algorithm)
         batch_of = image_batches(self.augmentation, train) if federation.dataset.are_images else plain_batches(train)
         self.executor: Executor
         if config.runtime.executor == "batched":
             size = config.runtime.clients_per_batch
-            batched = BatchedExecutor(module, self.layout, self.task, local, batch_of, self.kept, size, statistics)
-            with keyed(runtime.device, config.seed, "trial"):
-                why = batched.why_not(trial(federation.dataset), names, acts_on_features(phase))
-            if why:
-                raise ValueError(f"runtime.executor: got 'batched', but {why}; or choose sequential")
-            self.executor = batched
+            self.executor = BatchedExecutor(
+                module, self.layout, self.task, local, batch_of, self.kept, size, statistics
+            )
         else:
             self.executor = SequentialExecutor(
                 module, self.layout, self.task, local, batch_of, self.kept, self._moving, statistics
@@ -242,16 +237,6 @@ class Stage:
         batch_size = getattr(self.phase.server.weights, "batch_size", len(examples))
         layout, seed = self.layout.shared, self._config.seed
         return partial(ServerProxy, module, layout, self.task, examples, batch_size, seed)
-
-    def _local_methods(self) -> LocalMethods:
-        local = self.phase.local
-        return LocalMethods(
-            filter=make_filter(self.phase.filter, self.layout),
-            algorithm=self._algorithm,
-            optimizer=methods.LOCAL_OPTIMIZERS[local.optimizer.type].build(
-                local.momentum, local.weight_decay, local.clip_norm, **local.optimizer.parameters()
-            ),
-        )
 
 
 def image_batches(augmentation: Augmentation, examples: Examples) -> BatchOf:

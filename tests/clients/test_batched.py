@@ -14,11 +14,15 @@ from fedspec_dist.clients.algorithms.base import Client, LocalAlgorithm
 from fedspec_dist.clients.executors.base import ClientWork
 from fedspec_dist.clients.executors.groups import PaddedSteps, groups
 from fedspec_dist.clients.vectors import LocalVectors
-from fedspec_dist.config.methods import FILTERS, LOCAL_ALGORITHMS, method
+from fedspec_dist.config.methods import FILTERS, LOCAL_ALGORITHMS, TASKS, method
 from fedspec_dist.distributed.collectives import Collectives
+from fedspec_dist.tasks.base import Task
+from fedspec_dist.tasks.regression import Regression
+from tests.clients.noisy_method import Noisy
 from tests.distributed.harness import run_ranks
 from tests.rounds.jobs import Finished, run_job, tiny
 
+LOCAL_ALGORITHMS.pop("noisy_scaffold")  # of the plugin; other tests walk through all methods that there are
 TOLERANCE = 1e-6
 HERE = "tests.clients.test_batched"
 ON_FEATURES = ["moon", "feddecorr", "fedrcl"]
@@ -35,6 +39,7 @@ CASES = {
         "data.partition={type: shards, clients: 6, shards_per_client: 1}",
     ],
     "momentum": ["local.momentum=0.9", "local.weight_decay=0.01", "local.clip_norm=0.5", "local.algorithm=scaffold"],
+    "convolutions": ["model={type: cnn, width: 2}", "filter=rfft", "local.algorithm=scaffold"],
     # A large epsilon: Adam divides noise of 1e-9 by itself where a gradient is zero.
     "AdamW": ["local.optimizer={type: adamw, epsilon: 0.001}", "local.weight_decay=0.01"],
     # Clients of other sizes come to the second part of the schedule in other steps.
@@ -45,6 +50,7 @@ CASES = {
     "trainable": ["trainable=['fc.*']"],
     "steps": ["local.steps={min: 1, max: 4}", "local.drop_last=true"],
     "epochs": ["local.epochs={min: 1, max: 3}"],
+    "norm over the batch, held": ["model={type: cnn, width: 2, norm: batch, buffers: freeze}"],
     "augmentation": ["data.augment=[{type: crop, padding: 1}, flip]"],
     "float64": ["runtime.dtype=float64"],
     "groups of one": ["runtime.clients_per_batch=1"],
@@ -54,15 +60,7 @@ CASES = {
 }
 
 
-class Noisy(LocalAlgorithm):
-    """Draws of the client's own; a number that is the client's own in every step, too."""
-
-    def loss(self, model, inputs: Tensor, labels: Tensor, client: Client) -> Tensor:
-        noise = torch.randn(3, generator=client.generator("noise")) * (client.id + 1 + client.round_index)
-        return client.task_loss(model(inputs) + noise * (1 if client.is_new else 2) / client.num_steps, labels)
-
-
-class DrawsInASteps(LocalAlgorithm):
+class DrawsInAStep(LocalAlgorithm):
     def begin(self, vectors: LocalVectors, client: Client) -> None:
         vectors.constant.copy_(torch.randn(vectors.constant.shape, generator=client.generator()))
 
@@ -79,13 +77,14 @@ class Asks(LocalAlgorithm):
 
 @pytest.fixture(autouse=True)
 def _own_methods(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, kind in {"noisy": Noisy, "draws": DrawsInASteps, "twice": Twice, "asks": Asks}.items():
-        monkeypatch.setitem(LOCAL_ALGORITHMS, name, method(f"{HERE}:{kind.__name__}"))
+    for name, kind in {"noisy": Noisy, "draws": DrawsInAStep, "twice": Twice, "asks": Asks}.items():
+        monkeypatch.setitem(LOCAL_ALGORITHMS, name, method(f"{kind.__module__}:{kind.__name__}"))
 
 
 def run(settings: list[str], executor: str, folder: Path) -> Finished:
     size = [] if any("clients_per_batch" in each for each in settings) else ["runtime.clients_per_batch=2"]
-    config = tiny([*settings, f"runtime.executor={executor}", *(size if executor == "batched" else [])])
+    model = [] if any(each.startswith("model=") for each in settings) else ["model={type: mlp, hidden: [4]}"]
+    config = tiny([*settings, *model, f"runtime.executor={executor}", *(size if executor == "batched" else [])])
     return run_job(config, folder / executor)
 
 
@@ -142,19 +141,56 @@ def test_other_tasks_and_tensors(task: str, tmp_path: Path) -> None:
     )
 
 
-def _batched(collectives: Collectives, folder: str) -> Finished:
-    config = tiny(
-        ["clients_per_round=6", "runtime.executor=batched", "runtime.clients_per_batch=4", "local.algorithm=scaffold"]
-    )
-    return run_job(config, Path(folder), collectives)
+class Huber(Regression):
+    """A task without `terms`."""
+
+    def output_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.huber_loss(outputs, targets, delta=0.1)
+
+    terms = Task.terms
 
 
-def test_same_bits_at_any_number_of_ranks(tmp_path: Path) -> None:
+class Fractions(Regression):
+    """The loss of a sample counts as its first target says, which may be a little."""
+
+    def terms(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return targets[:, 0] * (outputs - targets).square().sum(1), targets[:, 0]
+
+    def output_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        sums, weights = self.terms(outputs, targets)
+        return sums.sum() / weights.sum()
+
+
+@pytest.mark.parametrize("kind", [Huber, Fractions])
+def test_tasks_of_ones_own(kind: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TASKS, "mine", method(f"{HERE}:{kind.__name__}", headline=("mse", "min")))
+    rng = np.random.default_rng(0)
+    arrays = {"inputs": rng.random((24, 3)), "targets": rng.random((24, 2)) / 100, "clients": np.arange(24) % 5}
+    np.savez(tmp_path / "x.npz", **{f"{part}_{name}": a for part in ("train", "test") for name, a in arrays.items()})
+    data = f"data={{dataset: npz, path: {tmp_path / 'x.npz'}, root: {tmp_path}, num_classes: null}}"
+    settings = [data, "data.partition={type: natural, clients: null}", "task=mine", "runtime.dtype=float64"]
+    require_alike(settings, tmp_path)
+
+
+SPOILED = 11  # a training image, whose client then has nothing finite to send
+
+
+def _batched(collectives: Collectives, folder: str, until: int | None = None) -> Finished:
+    """Groups of four of six clients, one with nothing finite, and draws in a loss."""
+    settings = ["clients_per_round=6", "runtime.executor=batched", "runtime.clients_per_batch=4", "checkpoint.every=1"]
+    settings += ["plugins=[tests.clients.noisy_method]", "local.algorithm=noisy_scaffold", "runtime.on_nonfinite=skip"]
+    config = tiny([*settings, "model={type: mlp, hidden: [4]}"])
+    return run_job(config, Path(folder), collectives, until, spoil={SPOILED: float("inf")})
+
+
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_same_bits_at_any_number_of_ranks_and_after_a_stop(num_ranks: int, tmp_path: Path) -> None:
     """With a short last group, and with a rank that has none."""
     (alone,) = run_ranks(_batched, 1, tmp_path, str(tmp_path / "1"))
-    for num_ranks in (2, 3):
-        for found in run_ranks(_batched, num_ranks, tmp_path, str(tmp_path / str(num_ranks))):
-            assert all(torch.equal(found.model[name], expected) for name, expected in alone.model.items())
+    assert [record["clients_skipped"] for record in alone.records] == [1, 1]
+    run_ranks(_batched, 1, tmp_path, str(tmp_path / "2"), 1)
+    for found in run_ranks(_batched, num_ranks, tmp_path, str(tmp_path / "2")):
+        assert all(torch.equal(found.model[name], expected) for name, expected in alone.model.items())
 
 
 class Plain(nn.Module):
@@ -205,9 +241,9 @@ REFUSED = {
     "norm over the batch": ([f"model={{type: module, path: '{HERE}:Centred'}}"], "others of its batch"),
     "padding": ([f"model={{type: module, path: '{HERE}:Padded'}}"], "padding_idx"),
     "branches": ([f"model={{type: module, path: '{HERE}:Branches'}}"], "several clients at once"),
-    **{name: ([f"local.algorithm={name}"], "compares samples") for name in ON_FEATURES},
-    "full gradients": (["local.algorithm={type: scaffold, option: 1}"], "gradients of a client"),
-    "personal parts": (["server.shared=['conv*', 'norm*']", "local.keep=['fc.*']"], "share all of it"),
+    **{name: ([f"local.algorithm={name}"], "acts on the model's features") for name in ON_FEATURES},
+    "full gradients": (["local.algorithm={type: scaffold, option: 1}"], "gradient over all samples"),
+    "personal parts": (["server.shared=['features.*']", "local.keep=['fc.*']"], "share all of it"),
     "draws in a step": (["local.algorithm=draws"], "draws of one client"),
     "other inputs": (["local.algorithm=twice"], "other than its batch"),
     "parts of the model": (["local.algorithm=asks"], "asks the model for 'parameters'"),
@@ -232,15 +268,15 @@ def work(client: int, bounds: list[tuple[int, int]], num_samples: int) -> Client
     return ClientWork(client, order[:num_samples], order, bounds, None, torch.ones(2, dtype=torch.int64), 0)
 
 
-def test_batches_are_padded_to_the_longest_of_a_step_with_samples_of_the_client() -> None:
-    planned = PaddedSteps.of([work(1, [(0, 4), (4, 6)], 6), work(2, [(0, 3), (5, 8), (8, 9)], 9)])
-    assert planned.bounds == [(0, 4), (4, 7), (7, 8)]
+def test_batches_are_padded_to_few_sizes_with_a_sample_of_the_client() -> None:
+    planned = PaddedSteps.of([work(1, [(0, 5), (5, 7)], 6), work(2, [(0, 4), (5, 8), (8, 9)], 9)])
+    assert planned.bounds == [(0, 5), (5, 9), (9, 10)]
     assert planned.order.tolist() == [
-        [100, 101, 102, 103, 104, 105, 100, 100],
-        [200, 201, 202, 200, 205, 206, 207, 208],
+        [100, 101, 102, 103, 104, 105, 106, 100, 100, 100],
+        [200, 201, 202, 203, 200, 205, 206, 207, 200, 208],
     ]
-    assert [[place for place, pad in enumerate(row) if pad] for row in planned.padding.tolist()] == [[6, 7], [3]]
-    assert planned.counts.tolist() == [[4, 2, 0], [3, 3, 1]]
+    assert [[place for place, pad in enumerate(row) if pad] for row in planned.padding.tolist()] == [[7, 8, 9], [4, 8]]
+    assert planned.counts.tolist() == [[5, 2, 0], [4, 3, 1]]
     assert planned.num_steps.tolist() == [[2], [3]]
     assert planned.fewest == 2
 

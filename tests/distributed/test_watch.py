@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch.distributed as dist
 
+from fedspec_dist.processes import stop as stop_module
 from fedspec_dist.processes import watch as watch_module
 from fedspec_dist.processes.stop import StopRequest, last_stop
 from fedspec_dist.processes.watch import Watch
@@ -322,7 +323,7 @@ def test_what_ends_a_rank_is_told_in_a_collective_at_once(ranks: Callable[..., l
 def test_after_sigterm_a_computation_that_cannot_be_cut_short_is_ended(
     name: str, ends: bool, stop: StopRequest, exits: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch_module, "_UNCUT_S", 0.2)
+    monkeypatch.setattr(stop_module, "_UNCUT_S", 0.2)
     monkeypatch.setattr(logging, "shutdown", lambda: None)
     stop.set(name)
     time.sleep(0.3)

@@ -2,8 +2,8 @@
 
 Groups are of a fixed number of clients, in the order of the cohort, and a group is trained by one rank: so bits do not
 depend on the number of ranks. They are not those of one client after the other, since matrix products of several
-clients add in another order. Batches are padded to the longest of a step, and clients that are done stay where they
-are.
+clients add in another order. Batches are padded to the longest of a step, rounded up, and clients that are done stay
+where they are.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedspec_dist.clients.algorithms.base import Client, LocalAlgorithm
+from fedspec_dist.clients.algorithms.base import Client
 from fedspec_dist.clients.executors.base import BatchOf, ClientReport, ClientWork, Kept, Rows, Sent, Statistics
 from fedspec_dist.clients.executors.group_gradients import GroupGradients
 from fedspec_dist.clients.executors.groups import PaddedSteps
@@ -25,11 +25,13 @@ from fedspec_dist.clients.vectors import LocalVectors, widths
 from fedspec_dist.core.batch import Batch
 from fedspec_dist.core.draws import keyed
 from fedspec_dist.core.parameters import ParameterLayout
-from fedspec_dist.tasks.base import Task
 
 
 class BatchedExecutor:
-    """See `base.Executor`. The module is read, never trained: parameters are given to it."""
+    """See `base.Executor`. The module is read, never trained: parameters are given to it.
+
+    Not every model, task and method can be trained so: `batchable.require_batchable` says which.
+    """
 
     def __init__(
         self,
@@ -53,25 +55,6 @@ class BatchedExecutor:
         self._shown = layout.flatten(module)
         layout.bind(module, self._shown)
         self._gradients = GroupGradients(module, layout, task, methods.algorithm)
-
-    def why_not(self, batch: Batch, buffers: Sequence[str], on_features: bool) -> str:
-        """Why clients of this model, task or method cannot be trained at once; empty when they can.
-
-        Args:
-            batch: two samples, on which the model is tried
-            buffers: names of the model's that move in training
-            on_features: the local method acts on the model's features
-        """
-        algorithm = self._methods.algorithm
-        if buffers:
-            return "the model's batch norm normalises over the samples of one client: choose another norm"
-        if on_features or algorithm.needs_full_gradient or algorithm.frozen_at:
-            return "the local method compares samples of a batch, or needs other models or gradients of a client"
-        if self._layout.num_shared < len(self._layout):
-            return "clients keep parts of the model: share all of it"
-        if type(self._task).output_loss is Task.output_loss:
-            return "the task's loss is not one of outputs and targets"
-        return self._gradients.why_not(self._shown, batch)
 
     def show(self, theta: Tensor, buffers: Tensor | None) -> None:
         self._shown.copy_(theta)
@@ -163,7 +146,7 @@ class BatchedExecutor:
         removed = vectors.parameters.new_zeros(len(group))
         losses: list[Tensor] = []  # [C] each, of every step
         alone: list[Client] = []
-        if type(methods.algorithm).loss is not LocalAlgorithm.loss:
+        if self._gradients.takes_clients:
             alone = [self._clients(sent, [each], at_once=False) for each in group]
         for step, (start, stop) in enumerate(padded.bounds):
             draws = None if padded.draws is None else padded.draws[:, start:stop].flatten(0, 1)

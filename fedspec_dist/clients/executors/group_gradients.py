@@ -34,7 +34,7 @@ class GroupGradients:
         self._algorithm = algorithm
         self._sizes = [segment.size for segment in layout.segments]
         own_loss = type(algorithm).loss is not LocalAlgorithm.loss
-        self._records = not own_loss and type(task).terms is not Task.terms
+        self.takes_clients = own_loss or type(task).terms is Task.terms  # one after the other, for their losses
         self._recorded: dict[Any, Callable[..., tuple[Tensor, Tensor]]] = {}
         self._outputs = vmap(self._output)
 
@@ -45,7 +45,7 @@ class GroupGradients:
 
         Samples that are `padding [C, B]`, always the last, do not count. Both are zero where all of a batch are.
         """
-        if not self._records or batch.targets is None:
+        if self.takes_clients or batch.targets is None:
             return self._of_own_losses(theta, batch, padding, clients)
         inputs = batch.inputs if isinstance(batch.inputs, tuple) else (batch.inputs,)
         given = (theta, padding, batch.targets, *inputs)
@@ -101,7 +101,7 @@ class GroupGradients:
         outputs = self._outputs(theta, *inputs)
         terms = self._task.terms(outputs.flatten(0, 1), targets.flatten(0, 1))
         sums, weights = (part.view(padding.shape).masked_fill(padding, 0.0).sum(1) for part in terms)
-        losses = sums / weights.clamp(min=1)
+        losses = sums / weights.masked_fill(weights == 0, 1.0)
         return torch.autograd.grad(losses, theta, torch.ones_like(losses))[0], losses.detach()
 
     def _of_own_losses(
@@ -133,15 +133,15 @@ class _Applied:
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         if len(inputs) != len(self._inputs) or any(a is not b for a, b in zip(inputs, self._inputs, strict=True)):
-            raise _needs_model("applies the model to something other than its batch")
+            raise cannot("the local method applies the model to something other than its batch")
         return self._outputs
 
     def __getattr__(self, name: str) -> Any:
-        raise _needs_model(f"asks the model for {name!r}")
+        raise cannot(f"the local method asks the model for {name!r}")
 
 
-def _needs_model(what: str) -> ValueError:
-    return ValueError(f"runtime.executor: got 'batched', but the local method {what}; allowed: sequential")
+def cannot(why: str) -> ValueError:
+    return ValueError(f"runtime.executor: got 'batched', but {why}; allowed: sequential")
 
 
 def _record(function: Callable[..., Any], *given: Tensor) -> Any:

@@ -19,9 +19,10 @@ def groups(num_clients: int, size: int) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class PaddedSteps:
-    """The batches of C clients, step by step, each padded to the longest of its step.
+    """The batches of C clients, step by step, each padded to the longest of its step, rounded up to a power of two.
 
-    Padding repeats the client's first sample, which keeps it within what the client may see.
+    There are few shapes so: for each, the operations of a step are found out once. Padding repeats the client's first
+    sample, which keeps it within what the client may see.
     """
 
     order: Tensor  # [C, all steps' samples] int64, positions in the training set, on the device
@@ -38,6 +39,7 @@ class PaddedSteps:
         steps = [len(each) for each in lengths]
         counts = [each + [0] * (max(steps) - len(each)) for each in lengths]
         longest = [max(column) for column in zip(*counts, strict=True)]
+        longest = [min(1 << (length - 1).bit_length(), max(longest)) for length in longest]
         device = group[0].order.device
         stops = list(accumulate(longest))
         table = torch.tensor(counts)
