@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +20,12 @@ from fedspec_dist.config.methods import FILTERS, LOCAL_ALGORITHMS, TASKS, method
 from fedspec_dist.distributed.collectives import Collectives
 from fedspec_dist.tasks.base import Task
 from fedspec_dist.tasks.regression import Regression
-from tests.clients.noisy_method import Noisy
 from tests.distributed.harness import run_ranks
 from tests.rounds.jobs import Finished, run_job, tiny
 
-LOCAL_ALGORITHMS.pop("noisy_scaffold")  # of the plugin; other tests walk through all methods that there are
 TOLERANCE = 1e-6
 HERE = "tests.clients.test_batched"
+PLUGIN = "tests.clients.noisy_method"
 ON_FEATURES = ["moon", "feddecorr", "fedrcl"]
 
 CASES = {
@@ -76,9 +77,14 @@ class Asks(LocalAlgorithm):
 
 
 @pytest.fixture(autouse=True)
-def _own_methods(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, kind in {"noisy": Noisy, "draws": DrawsInAStep, "twice": Twice, "asks": Asks}.items():
-        monkeypatch.setitem(LOCAL_ALGORITHMS, name, method(f"{kind.__module__}:{kind.__name__}"))
+def _own_methods(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Gone afterwards: other tests walk through all methods that there are."""
+    own = {"draws": f"{HERE}:DrawsInAStep", "twice": f"{HERE}:Twice", "asks": f"{HERE}:Asks"}
+    for name, target in {"noisy": f"{PLUGIN}:Noisy", **own}.items():
+        monkeypatch.setitem(LOCAL_ALGORITHMS, name, method(target))
+    yield
+    LOCAL_ALGORITHMS.pop("noisy_scaffold", None)
+    sys.modules.pop(PLUGIN, None)
 
 
 def run(settings: list[str], executor: str, folder: Path) -> Finished:
@@ -178,7 +184,7 @@ SPOILED = 11  # a training image, whose client then has nothing finite to send
 def _batched(collectives: Collectives, folder: str, until: int | None = None) -> Finished:
     """Groups of four of six clients, one with nothing finite, and draws in a loss."""
     settings = ["clients_per_round=6", "runtime.executor=batched", "runtime.clients_per_batch=4", "checkpoint.every=1"]
-    settings += ["plugins=[tests.clients.noisy_method]", "local.algorithm=noisy_scaffold", "runtime.on_nonfinite=skip"]
+    settings += [f"plugins=[{PLUGIN}]", "local.algorithm=noisy_scaffold", "runtime.on_nonfinite=skip"]
     config = tiny([*settings, "model={type: mlp, hidden: [4]}"])
     return run_job(config, Path(folder), collectives, until, spoil={SPOILED: float("inf")})
 
