@@ -18,8 +18,8 @@ from fedspec_dist.clients.optimizers import LocalSgd
 from fedspec_dist.clients.step import Filter, LocalMethods
 from fedspec_dist.config.methods import FILTERS
 from fedspec_dist.core.parameters import ParameterLayout
-from fedspec_dist.data.batches import batch_bounds
 from fedspec_dist.filters.identity import Identity
+from fedspec_dist.rounds.sampling import batch_bounds
 
 # A client's first step also measures the filtered energy; more than one keeps that from weighing too much.
 _STEPS = 4

@@ -27,9 +27,9 @@ from fedspec_dist.clients.optimizers import LocalSgd
 from fedspec_dist.clients.step import LocalMethods
 from fedspec_dist.config import methods
 from fedspec_dist.core.parameters import ParameterLayout
-from fedspec_dist.data.batches import batch_bounds
 from fedspec_dist.filters.identity import Identity
 from fedspec_dist.processes.memory import keep_freed_memory
+from fedspec_dist.rounds.sampling import batch_bounds
 
 SETTINGS: dict[str, dict[str, Any]] = {
     **{name: {"type": name} for name in methods.LOCAL_ALGORITHMS},

@@ -20,11 +20,29 @@ MOVED = {
         f"data.{name}": f"data.images.{name}"
         for name in ("arrays", "augment", "cifar", "digits", "fashion_mnist", "npz", "npz_file", "synthetic")
     },
+    **{
+        f"distributed.{name}": f"processes.{name}"
+        for name in ("devices", "environment", "gpus", "interfaces", "joining", "meeting", "memory", "orphans", "probe")
+    },
+    **{f"distributed.{name}": f"processes.{name}" for name in ("rendezvous", "runtime")},
+    "distributed.watch": "processes.stop",
+    "tracking": "runs.trackers",
+    **{f"tracking.{name}": f"runs.trackers.{name}" for name in ("console", "metrics", "tensorboard")},
+    "tracking.run_folder": "runs.folder",
+    **{f"tracking.{name}": f"runs.{name}" for name in ("events", "safe_files", "streams", "text_files")},
     **{f"models.{name}": "models.small" for name in ("mlp", "cnn", "lenet", "fipa_cnn")},
     "models.layers": "models.network",
     "models.modes": "models.network",
     "clients.sgd": "clients.optimizers",
     "clients.sequential": "clients.executors.sequential",
+    "server.vectors": "server.distances",
+    "server.coefficients": "server.distances",
+    "filters.schedule": "filters.layerwise",
+    "clients.algorithms.checks": "core.checks",
+    "clients.sketching": "clients.statistics.sketches",
+    "fisher.diagonal": "fisher.products",
+    "data.batches": "rounds.sampling",
+    "clients.algorithms.directions": "clients.algorithms.moon",
     "identity": "runs.identity",
     "sources": "runs.sources",
 }
@@ -52,4 +70,4 @@ class _Finder(MetaPathFinder, Loader):
 
 def install() -> None:
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.append(_Finder())
+        sys.meta_path.insert(0, _Finder())  # before who would find a part of `tracking` in `runs.trackers` once more

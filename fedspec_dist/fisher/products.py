@@ -199,3 +199,19 @@ def _blocks(inputs: Inputs, size: int, start: int = 0, stop: int | None = None) 
     for place in range(start, stop, size):
         inside = slice(place, min(place + size, stop))
         yield _each(inputs, lambda part, inside=inside: part[inside])  # type: ignore[misc]
+
+
+def fisher_diagonal(forward: Forward, theta: Tensor, inputs: Inputs, root: OutputMap) -> Tensor:
+    """`diag(H)`, `[P]` in the dtype of `theta`: the mean over samples of `E_y (d log p(y | x) / d theta)^2`.
+
+    The expectation is over the model's own distribution, so no label enters. With `H = A^T A / N`, the rows of A being
+    those of all `F_n J_n`, it is the sum of squares of A's rows over N. Nothing of size N is
+    kept.
+
+    Raises:
+        ValueError: there are no samples.
+    """
+    total = torch.zeros_like(theta)
+    for rows in jacobian_blocks(forward, theta, inputs, root):
+        total += rows.square().sum(0)
+    return total.div_(len(inputs[0] if isinstance(inputs, tuple) else inputs))

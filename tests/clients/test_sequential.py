@@ -20,8 +20,8 @@ from fedspec_dist.clients.step import LocalMethods
 from fedspec_dist.clients.vectors import LocalVectors
 from fedspec_dist.config.methods import FILTERS, MODELS
 from fedspec_dist.core.parameters import ParameterLayout, Segment
-from fedspec_dist.data.batches import batch_bounds
 from fedspec_dist.filters.identity import Identity
+from fedspec_dist.rounds.sampling import batch_bounds
 
 IMAGES = torch.randn(23, 8, 8, 1, generator=torch.Generator().manual_seed(0)).permute(0, 3, 1, 2)
 LABELS = torch.arange(23) % 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedspec_dist.data.batches import batch_bounds, epoch_orders
+from fedspec_dist.rounds.sampling import batch_bounds, epoch_orders
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,11 @@ from fedspec_dist.clients.optimizers import LocalSgd
 from fedspec_dist.clients.step import LocalMethods
 from fedspec_dist.config.methods import FILTERS, LOCAL_ALGORITHMS, MODELS
 from fedspec_dist.core.parameters import ParameterLayout
-from fedspec_dist.data.batches import batch_bounds
 from fedspec_dist.data.images.augment import Augmentation
 from fedspec_dist.distributed.collectives import ProcessGroup
 from fedspec_dist.filters.spectral import high_pass
 from fedspec_dist.processes.gpus import gpu_problem, set_deterministic, set_precision
+from fedspec_dist.rounds.sampling import batch_bounds
 from tests.end_to_end.cli import results_of, run
 from tests.gpu.test_pretended_runs import RUNS
 from tests.rounds.jobs import run_job, tiny

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedspec_dist.server.vectors import inner
+from fedspec_dist.server.distances import inner
 
 
 @pytest.mark.parametrize("size", [0, 1, 16384, 16385, 100_000])

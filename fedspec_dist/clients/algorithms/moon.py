@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from fedspec_dist.clients.algorithms.base import Client, LocalAlgorithm
-from fedspec_dist.clients.algorithms.directions import unit
 from fedspec_dist.clients.vectors import LocalVectors
 
 
@@ -66,3 +65,13 @@ def contrastive(
     # The difference first, for that last exactness.
     difference = (unit(z) * (unit(z_global) - unit(z_previous))).sum(1) / temperature  # s_g - s_p
     return -logsigmoid(difference).mean()
+
+
+def unit(features: Tensor) -> Tensor:  # [B, d] -> [B, d]
+    """Every row brought to length 1, so that inner products are cosines.
+
+    A row of zeros stays as it is, and its gradient is that of the identity; with the usual small number in place of the
+    length, it would be a trillion times larger.
+    """
+    length = torch.linalg.vector_norm(features, dim=1, keepdim=True)
+    return features / torch.where(length > 0, length, 1.0)

@@ -7,8 +7,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from fedspec_dist.clients.statistics.base import Material, Statistic
-from fedspec_dist.fisher.diagonal import fisher_diagonal
-from fedspec_dist.fisher.products import JACOBIAN_BLOCK_BYTES
+from fedspec_dist.fisher.products import JACOBIAN_BLOCK_BYTES, fisher_diagonal
 
 
 class FisherDiagonal(Statistic):

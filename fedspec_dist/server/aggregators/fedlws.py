@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedspec_dist.core.cohort import Cohort, Direction
 from fedspec_dist.core.parameters import Segment
+from fedspec_dist.server.distances import inner
 from fedspec_dist.server.protocols import AnyLayers
-from fedspec_dist.server.vectors import inner
 
 # Of so many clients every layer's Gram matrix is asked for. Of more, they would take more memory and messages than they
 # save.

@@ -7,7 +7,7 @@ from math import inf
 from torch import Tensor
 
 from fedspec_dist.core.cohort import Cohort, Direction
-from fedspec_dist.server.coefficients import distances_to
+from fedspec_dist.server.distances import distances_to
 from fedspec_dist.server.protocols import AnyLayers
 
 # Coefficients that change less, in sum, have converged.

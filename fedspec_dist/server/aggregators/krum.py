@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedspec_dist.core.cohort import Cohort, Direction
-from fedspec_dist.server.coefficients import squared_distances
+from fedspec_dist.server.distances import squared_distances
 from fedspec_dist.server.protocols import AnyLayers
 
 

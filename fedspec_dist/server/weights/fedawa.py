@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fedspec_dist.core.cohort import Cohort
+from fedspec_dist.server.distances import inner
 from fedspec_dist.server.protocols import Weights
-from fedspec_dist.server.vectors import inner
 
 # What the released program gives each optimizer: lr and weight decay.
 RELEASED = {"adam": (0.001, 0.0), "sgd": (0.01, 5e-4)}

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fedspec_dist.core.cohort import Cohort
+from fedspec_dist.server.distances import inner
 from fedspec_dist.server.protocols import Weights
-from fedspec_dist.server.vectors import inner
 
 _BETAS = (0.5, 0.999)
 _DECAY_EVERY, _DECAY = 20, 0.5
