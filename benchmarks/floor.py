@@ -35,7 +35,8 @@ from fedspec_dist.processes import runtime
 from fedspec_dist.processes.environment import read_environment
 from fedspec_dist.processes.memory import keep_freed_memory
 from fedspec_dist.processes.runtime import Runtime
-from fedspec_dist.rounds.federation import Federation, load_federation
+from fedspec_dist.rounds.federation import Federation
+from fedspec_dist.rounds.loading import load_federation
 from fedspec_dist.rounds.loop import Job, train
 from fedspec_dist.rounds.making import build_model
 from fedspec_dist.rounds.phases import Phases

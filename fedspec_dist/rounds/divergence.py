@@ -1,4 +1,4 @@
-"""Numbers that are not finite: the errors, what is advised, and when a run that did all its rounds is no result."""
+"""What is no result: numbers that are not finite, and ranks that disagree; the errors, and what is advised."""
 
 from __future__ import annotations
 
@@ -79,3 +79,29 @@ def num_contributing(record: Mapping[str, Any]) -> int:
 
 def _sentence(advice: str) -> str:
     return f"{advice[:1].upper()}{advice[1:]}"
+
+
+class RanksDisagreeError(ValueError):
+    """What every rank works out alike came out differently."""
+
+
+def require_agreement(checks: Tensor, round_number: int) -> None:
+    """`checks [num_ranks, 2]` are all ranks' `FederatedServer.checks`.
+
+    Raises:
+        RanksDisagreeError: on every rank, before anything of the round is kept.
+    """
+    of_methods, of_model = checks.unbind(1)
+    working = of_methods[of_methods >= 0]
+    what = ""
+    if len(working.unique()) > 1:
+        what = "weights, coefficients or diagnostics of server.weights and server.aggregator"
+    elif len(of_model.unique()) > 1:
+        what = "a model or a partition"
+    if what:
+        raise RanksDisagreeError(
+            f"after round {round_number} not all ranks have the same {what}. Every rank computes these for itself: a "
+            "method of a plugin must draw from cohort.generator() or the global generators of torch, numpy or python, "
+            "which are keyed (not from one that it seeds itself from the time), and must not depend on rank, host, "
+            "time or a set's order"
+        )

@@ -17,13 +17,12 @@ from fedspec_dist.core.draws import keyed
 from fedspec_dist.distributed.collectives import bits_sum, checksum
 from fedspec_dist.processes.runtime import Runtime
 from fedspec_dist.rounds.checkpoint import SavedState, save
-from fedspec_dist.rounds.divergence import server_fault
+from fedspec_dist.rounds.divergence import require_agreement, server_fault
 from fedspec_dist.rounds.evaluation import evaluate, evaluate_clients, over_clients
 from fedspec_dist.rounds.federation import Federation
 from fedspec_dist.rounds.local import share_results, train_clients
 from fedspec_dist.rounds.phases import Phases
 from fedspec_dist.rounds.sampling import reporting, sample_cohort
-from fedspec_dist.rounds.server import require_agreement
 from fedspec_dist.rounds.stage import Stage
 from fedspec_dist.rounds.timing import Clock, share_totals
 from fedspec_dist.runs.folder import RunFolder

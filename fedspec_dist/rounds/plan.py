@@ -12,7 +12,8 @@ from fedspec_dist.config import Config, Phase
 from fedspec_dist.core.parameters import ParameterLayout
 from fedspec_dist.distributed.assignment import imbalance
 from fedspec_dist.processes.environment import Environment
-from fedspec_dist.rounds.federation import Federation, load_federation, suit
+from fedspec_dist.rounds.federation import Federation, suit
+from fedspec_dist.rounds.loading import load_federation
 from fedspec_dist.rounds.making import build_model, make_algorithm, make_task
 from fedspec_dist.rounds.memory import Activations, Work, data_bytes, has_gram, held
 from fedspec_dist.rounds.phase_check import check_patterns

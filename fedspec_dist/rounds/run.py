@@ -22,7 +22,8 @@ from fedspec_dist.rounds.account import accepted_changes, agree_on_identity, req
 from fedspec_dist.rounds.branch import Beginning, beginning
 from fedspec_dist.rounds.checkpoint import SavedState, load_newest, write_model
 from fedspec_dist.rounds.divergence import no_result, num_contributing, server_fault
-from fedspec_dist.rounds.federation import load_federation, suit
+from fedspec_dist.rounds.federation import suit
+from fedspec_dist.rounds.loading import load_federation
 from fedspec_dist.rounds.loop import Job, train
 from fedspec_dist.rounds.making import build_model
 from fedspec_dist.rounds.phases import Phases

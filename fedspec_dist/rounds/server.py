@@ -22,10 +22,6 @@ from fedspec_dist.rounds.divergence import NonFiniteModelError
 from fedspec_dist.server.protocols import Aggregator, ServerOptimizer, Transform, Weighting, Weights
 
 
-class RanksDisagreeError(ValueError):
-    """What every rank works out alike came out differently."""
-
-
 @dataclass(frozen=True)
 class ServerMethods:
     """What happens to a round's matrix, in this order."""
@@ -295,28 +291,6 @@ def _weighted_mean(rows: Tensor, weights: Tensor) -> Tensor:
     for row, weight in zip(rows, weights.tolist(), strict=True):
         total += weight * row.double()
     return total.to(rows.dtype)
-
-
-def require_agreement(checks: Tensor, round_number: int) -> None:
-    """`checks [num_ranks, 2]` are all ranks' `FederatedServer.checks`.
-
-    Raises:
-        RanksDisagreeError: on every rank, before anything of the round is kept.
-    """
-    of_methods, of_model = checks.unbind(1)
-    working = of_methods[of_methods >= 0]
-    what = ""
-    if len(working.unique()) > 1:
-        what = "weights, coefficients or diagnostics of server.weights and server.aggregator"
-    elif len(of_model.unique()) > 1:
-        what = "a model or a partition"
-    if what:
-        raise RanksDisagreeError(
-            f"after round {round_number} not all ranks have the same {what}. Every rank computes these for itself: a "
-            "method of a plugin must draw from cohort.generator() or the global generators of torch, numpy or python, "
-            "which are keyed (not from one that it seeds itself from the time), and must not depend on rank, host, "
-            "time or a set's order"
-        )
 
 
 def _require_kind(key: str, method: object, function: str, result: object, kind: type) -> None:

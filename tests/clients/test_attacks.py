@@ -13,7 +13,7 @@ from fedspec_dist.clients.attacks import Attack, Gaussian, LabelFlip, Scale, Sig
 from fedspec_dist.config import load
 from fedspec_dist.config.methods import ATTACKS, FAMILIES
 from fedspec_dist.config.own_methods import FORMS
-from fedspec_dist.rounds.federation import load_federation
+from fedspec_dist.rounds.loading import load_federation
 from fedspec_dist.rounds.local import NonFiniteUpdateError
 from tests.end_to_end.cli import metrics_of, run, run_folder
 from tests.rounds.jobs import run_job, tiny

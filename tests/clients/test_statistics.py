@@ -22,7 +22,7 @@ from fedspec_dist.config.methods import STATISTICS
 from fedspec_dist.core.parameters import ParameterLayout
 from fedspec_dist.data.dataset import Examples
 from fedspec_dist.models.network import Network
-from fedspec_dist.rounds.federation import load_federation
+from fedspec_dist.rounds.loading import load_federation
 from fedspec_dist.rounds.making import build_model
 from fedspec_dist.rounds.phase_check import check_patterns
 from fedspec_dist.tasks.classification import Classification

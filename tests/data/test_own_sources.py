@@ -17,7 +17,7 @@ from PIL import Image
 from fedspec_dist.config.methods import DATASETS
 from fedspec_dist.data.raw import RawData, Split
 from fedspec_dist.data.text.tokens import IGNORED
-from fedspec_dist.rounds.federation import load_federation
+from fedspec_dist.rounds.loading import load_federation
 from tests.rounds.jobs import run_job, tiny
 
 CSV = "age,city,who,price\n" + "".join(f"{20 + n},{'ab'[n % 2]}town,u{n % 3},{1.5 * n}\n" for n in range(30))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedspec_dist.config import load
-from fedspec_dist.rounds.federation import load_federation
+from fedspec_dist.rounds.loading import load_federation
 from fedspec_dist.rounds.making import build_model
 from fedspec_dist.rounds.memory import Work
 from fedspec_dist.rounds.phase_check import check_patterns

@@ -18,7 +18,8 @@ from fedspec_dist.processes.runtime import Runtime
 from fedspec_dist.processes.stop import StopRequest
 from fedspec_dist.rounds.branch import Beginning, beginning
 from fedspec_dist.rounds.checkpoint import load_newest
-from fedspec_dist.rounds.federation import load_federation, suit
+from fedspec_dist.rounds.federation import suit
+from fedspec_dist.rounds.loading import load_federation
 from fedspec_dist.rounds.loop import Job, train
 from fedspec_dist.rounds.making import build_model
 from fedspec_dist.rounds.phases import Phases

@@ -17,9 +17,9 @@ from fedspec_dist.config.methods import FAMILIES
 from fedspec_dist.core.draws import keyed
 from fedspec_dist.distributed.collectives import Collectives, SingleProcess
 from fedspec_dist.models.network import evaluating
-from fedspec_dist.rounds.federation import load_federation
+from fedspec_dist.rounds.divergence import RanksDisagreeError
+from fedspec_dist.rounds.loading import load_federation
 from fedspec_dist.rounds.making import build_model
-from fedspec_dist.rounds.server import RanksDisagreeError
 from tests.distributed.harness import run_ranks
 from tests.rounds.jobs import Finished, run_job, tiny
 

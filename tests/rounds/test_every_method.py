@@ -17,7 +17,7 @@ import torch
 from fedspec_dist.config import Config, methods
 from fedspec_dist.data.images.augment import Augmentation
 from fedspec_dist.distributed.collectives import Collectives
-from fedspec_dist.rounds.federation import load_federation
+from fedspec_dist.rounds.loading import load_federation
 from fedspec_dist.rounds.local import NonFiniteUpdateError
 from fedspec_dist.rounds.making import build_model
 from fedspec_dist.rounds.sampling import client_work, reporting, sample_cohort, workload

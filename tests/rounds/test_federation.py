@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedspec_dist.config import Config, load, methods
-from fedspec_dist.rounds.federation import load_federation
+from fedspec_dist.rounds.loading import load_federation
 from fedspec_dist.rounds.making import build_model
 from fedspec_dist.rounds.proxy import balanced_subset, class_of, proxy_share, quota
 from fedspec_dist.rounds.sampling import sample_cohort

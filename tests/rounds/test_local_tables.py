@@ -21,7 +21,8 @@ from fedspec_dist.distributed.collectives import SingleProcess
 from fedspec_dist.processes.environment import Environment
 from fedspec_dist.processes.runtime import Runtime
 from fedspec_dist.processes.stop import StopRequest
-from fedspec_dist.rounds.federation import Federation, load_federation
+from fedspec_dist.rounds.federation import Federation
+from fedspec_dist.rounds.loading import load_federation
 from fedspec_dist.rounds.local import train_clients
 from fedspec_dist.rounds.making import build_model
 from fedspec_dist.rounds.stage import Stage

@@ -19,7 +19,7 @@ from fedspec_dist.core.cohort import Cohort, Direction
 from fedspec_dist.data.images.arrays import Arrays
 from fedspec_dist.data.source import Source
 from fedspec_dist.filters.identity import Identity
-from fedspec_dist.rounds.federation import load_federation
+from fedspec_dist.rounds.loading import load_federation
 from fedspec_dist.rounds.making import build_model
 from fedspec_dist.rounds.phase_check import check_patterns
 from fedspec_dist.rounds.stage import cut_columns

@@ -6,7 +6,7 @@ from torch import nn
 from fedspec_dist.config import load, methods
 from fedspec_dist.config.methods import MODELS
 from fedspec_dist.core.parameters import ParameterLayout
-from fedspec_dist.rounds.federation import load_federation
+from fedspec_dist.rounds.loading import load_federation
 from fedspec_dist.rounds.making import make_filter
 from fedspec_dist.rounds.phase_check import check_patterns
 from fedspec_dist.rounds.phases import phase_of_round

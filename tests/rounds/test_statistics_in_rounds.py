@@ -12,7 +12,7 @@ import torch
 from fedspec_dist.config.methods import FAMILIES, STATISTICS
 from fedspec_dist.core.cohort import Cohort
 from fedspec_dist.distributed.collectives import Collectives
-from fedspec_dist.rounds.federation import load_federation
+from fedspec_dist.rounds.loading import load_federation
 from fedspec_dist.rounds.making import build_model
 from fedspec_dist.rounds.memory import Work
 from fedspec_dist.rounds.phase_check import check_patterns

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedspec_dist.config.methods import AGGREGATORS, LOCAL_ALGORITHMS, PARTITIONS, TASKS, method
 from fedspec_dist.core.batch import Batch
 from fedspec_dist.distributed.collectives import Collectives, SingleProcess
-from fedspec_dist.rounds.federation import load_federation
+from fedspec_dist.rounds.loading import load_federation
 from fedspec_dist.tasks.base import Task
 from tests.distributed.harness import run_ranks
 from tests.rounds.jobs import run_job, tiny
