@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.filter_share import measure_filter
 from benchmarks.floor import TOLERANCE, require_same_model
-from fedspec_dist.models.small import LeNet
+from fedspec_dist.config.methods import MODELS
 
 ROOT = Path(__file__).parents[2]
 PLAIN = ("plain contiguous", "plain channels_last")
@@ -38,7 +38,7 @@ def test_a_quick_run_writes_its_result_and_the_models_agree(tmp_path: Path) -> N
 
 
 def test_the_share_of_the_filter_is_measured_in_two_ways() -> None:
-    result = measure_filter(LeNet((3, 32, 32), 10), batch_size=4, ratio=0.05, repeats=2)
+    result = measure_filter(MODELS["lenet"].build((3, 32, 32), 10), batch_size=4, ratio=0.05, repeats=2)
     assert result["num_parameters"] == 62006
     assert 0 < result["share_alone"]["median"] < 1
     assert result["share"]["median"] < 1
