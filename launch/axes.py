@@ -34,7 +34,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from fedspec_dist.config import Config, ConfigError, load
 from fedspec_dist.config.files import read, shown, split
-from fedspec_dist.config.methods import Count, CountOrZero, NotNegative, headline_of
+from fedspec_dist.config.methods import TASKS, Count, CountOrZero, NotNegative, headline_of
 
 log = logging.getLogger(__name__)
 
@@ -278,13 +278,27 @@ def load_sweep(path: Path, more: Sequence[str] = ()) -> Sweep:
     sweep = Sweep(
         path.stem, _cases(file, _find(file.config, path), more), [*file.seeds] if file.seeds else [None], file.tune
     )
+    _check_runs(sweep)
+    for task in sorted({case.config().task.type for case in sweep.cases} if metric else ()):
+        known = _metrics_of(task)
+        if known and metric.replace("test_", "val_", 1) not in known:
+            raise ConfigError(f"{path}: tune.metric: got {metric}; allowed with task {task}: {', '.join(known)}")
     if metric.startswith("client_") and any(c.config().data.partition.type == "natural" for c in sweep.cases):
         raise ConfigError(
             f"{path}: tune.metric: got {metric}, which with data.partition natural is of samples that results are "
             "tested on; allowed with it: val_accuracy and the like, or train_loss"
         )
-    _check_runs(sweep)
     return sweep
+
+
+def _metrics_of(task: str) -> list[str]:
+    """What its settings can be compared by; nothing where that is not known before a run."""
+    names = TASKS[task].metrics
+    if not names:
+        return []
+    of_clients = [f"client_{name}_{of}" for name in names for of in ("mean", "std")]
+    worst = f"client_{headline_of(task)[0]}_worst_decile"
+    return [*(f"val_{name}" for name in names), "train_loss", *of_clients, worst]
 
 
 def _find(config: str | None, sweep: Path) -> str | None:

@@ -57,6 +57,7 @@ class Method:
     gives: frozenset[str] = frozenset()  # of a task or a model: which of these it has
     traits: frozenset[str] = frozenset()  # what it is, as far as others must know: words of `TRAITS`
     headline: tuple[str, str] | None = None  # of a task: the metric that counts, and whether `max` or `min` is better
+    metrics: tuple[str, ...] = ()  # of a task: all of them, where known; a test has them of ours
 
     @property
     def is_ours(self) -> bool:
@@ -127,9 +128,12 @@ def method(
     gives: Iterable[str] = (),
     traits: Iterable[str] = (),
     headline: tuple[str, str] | None = None,
+    metrics: Iterable[str] = (),
     **parameters: tuple[Any, Any],
 ) -> Method:
-    return Method(target, parameters, "", frozenset(needs), frozenset(gives), frozenset(traits), headline)
+    return Method(
+        target, parameters, "", frozenset(needs), frozenset(gives), frozenset(traits), headline, tuple(metrics)
+    )
 
 
 def named_by(table: Mapping[str, Method], trait: str) -> list[str]:

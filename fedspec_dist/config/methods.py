@@ -8,6 +8,7 @@ a test compares them with its signature.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
@@ -267,12 +268,18 @@ MODELS = {
 
 # What is learned: the loss, the metrics, and the curvature in the model's outputs.
 TASKS = {
-    "classification": method(".tasks.classification:Classification", gives={"classes"}, headline=("accuracy", "max")),
-    "regression": method(".tasks.regression:Regression", headline=("mse", "min")),
+    "classification": method(
+        ".tasks.classification:Classification",
+        gives={"classes"},
+        headline=("accuracy", "max"),
+        metrics=["loss", "accuracy"],
+    ),
+    "regression": method(".tasks.regression:Regression", headline=("mse", "min"), metrics=["mse", "mae", "r2"]),
     "language": method(
         ".tasks.language:Language",
         gives={"classes"},
         headline=("accuracy", "max"),
+        metrics=["loss", "accuracy", "perplexity"],
         ignore_index=(Annotated[int, Field(ge=-(2**31), lt=0)], -100),
     ),
 }
@@ -571,6 +578,7 @@ def register(
     gives: Iterable[str] = (),
     traits: Iterable[str] = (),
     headline: tuple[str, str] | None = None,
+    metrics: Iterable[str] = (),
     **parameters: tuple[Any, Any],
 ) -> None:
     """Add a method of a user's own, from a module that the config names in `plugins`.
@@ -578,7 +586,7 @@ def register(
     `register("local.algorithm", "mine", "my_package.mine:Mine", mu=(Positive, 0.1))` makes
     `local.algorithm: {type: mine, mu: 0.2}` known. `key` is one of `FAMILIES`, or `statistics`, of which server methods
     name what they need; `needs`, and of a task or a model `gives`, are words of `NEEDS`, `traits` of `TRAITS`. With a
-    task's `headline` here, too, sweeps on a machine without torch know it.
+    task's `headline` and `metrics` here, too, sweeps on a machine without torch know them.
 
     Raises:
         ValueError: there is no such family, no such word, or another method has the name.
@@ -586,7 +594,8 @@ def register(
     tables = {**{family: row.table for family, row in FAMILIES.items()}, "statistics": STATISTICS}
     if key not in tables:
         raise ValueError(f"register: no family {key!r}; there are: {', '.join(tables)}")
-    added = Method(target, parameters, key, frozenset(needs), frozenset(gives), frozenset(traits), headline)
+    line = method(target, needs=needs, gives=gives, traits=traits, headline=headline, metrics=metrics, **parameters)
+    added = replace(line, key=key)
     for kind, given in (("needs", added.needs), ("gives", added.gives), ("traits", added.traits)):
         known = [*TRAITS] if kind == "traits" else [*NEEDS, *STATISTICS]
         if unknown := sorted(given - set(known)):

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from fedspec_dist.config import Config
-from fedspec_dist.config.methods import headline_of
+from fedspec_dist.config.methods import TASKS, headline_of
 from fedspec_dist.core.batch import Batch
 from fedspec_dist.models.network import evaluating
 from fedspec_dist.tasks.base import Task
@@ -71,6 +71,11 @@ def _check_metrics(config: Config, model: nn.Module, batch: Batch, task: Task) -
         raise ValueError(
             f"task: {name} counts {counted}, but its `summarize` gives {', '.join(summary) or 'nothing'}; let it give "
             "what its headline names"
+        )
+    if (listed := TASKS[name].metrics) and sorted(listed) != sorted(summary):
+        raise ValueError(
+            f"task: {name} is registered with metrics {', '.join(listed)}, but its `summarize` gives "
+            f"{', '.join(summary)}; give both the same, or leave out those of `register`"
         )
 
 

@@ -14,17 +14,17 @@ import time
 from typing import Any
 
 from fedspec_dist import main
+from fedspec_dist.clients.executors.base import Sent
 from fedspec_dist.distributed import collectives
-from fedspec_dist.processes import watch
+from fedspec_dist.processes import stop, watch
 from fedspec_dist.rounds import loop
 from fedspec_dist.server.aggregators.fedavg import FedAvg
 
 
-def _faulty(*arguments: Any) -> Any:
-    round_index = arguments[5]
-    if round_index >= 1:
-        _fault(os.environ["FAULT"], round_index)
-    return _train_clients(*arguments)
+def _faulty(config: Any, runtime: Any, federation: Any, stage: Any, sent: Sent, *work: Any) -> Any:
+    if sent.round_index >= 1:
+        _fault(os.environ["FAULT"], sent.round_index)
+    return _train_clients(config, runtime, federation, stage, sent, *work)
 
 
 def _fault(kind: str, round_index: int) -> None:
@@ -78,7 +78,7 @@ if os.environ.get("RANK", "0") == os.environ["FAULTY_RANK"]:
     loop.train_clients = _faulty
 if os.environ["FAULT"] == "aggregate":
     FedAvg.direction = _long_direction  # type: ignore[method-assign]
-    watch._UNCUT_S = 2.0
+    stop._UNCUT_S = 2.0
 if os.environ.get("SILENT"):
     watch._SILENCE_S = 4.0
     collectives._all_gather_single = _silenced(collectives._all_gather_single)

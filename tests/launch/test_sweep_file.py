@@ -173,6 +173,14 @@ def test_an_override_reads_back_as_its_value(value: Any) -> None:
             "tune: {metric: accuracy, over: {local.lr: [1]}}",
             "tune.metric: got 'accuracy'; must be a metric of metrics.jsonl, such as val_accuracy",
         ),
+        *(
+            (
+                f"tune: {{metric: {metric}, over: {{local.lr: [1]}}}}",
+                f"tune.metric: got {metric}; allowed with task classification: val_loss, val_accuracy, train_loss, "
+                "client_loss_mean",
+            )
+            for metric in ("val_acuracy", "test_mse", "client_accuracy", "train_accuracy")
+        ),
         (
             "tune: {over: {local.lr: [1, 2]}, expand: true}",
             "tune.budget: must be given with expand: how many points a method may try at most",

@@ -473,6 +473,8 @@ def test_what_a_task_gives_is_checked_before_the_first_round(
         (Undirected, {}, r"^task: mine\w+ has headline 'error'; allowed is a pair such as \('mse', 'min'\)"),
         (Errors, {"headline": ("error", "max")}, r"^task: mine\w+ has headline \('error', 'min'\) in its class and"),
         (Errors, {"headline": ("error", "min")}, ""),
+        (Errors, {"metrics": ["error"]}, ""),
+        (Errors, {"metrics": ["error", "loss"]}, r"^task: mine\w+ is registered with metrics error, loss, but"),
     ],
 )
 def test_the_metric_that_counts_in_a_task(

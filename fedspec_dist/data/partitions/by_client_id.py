@@ -19,8 +19,8 @@ def natural(samples: Samples, num_clients: int | None, rng: np.random.Generator)
     if samples.client_ids is None:
         raise ValueError(
             "data.partition.type: natural needs to know whose each training sample is, which this data set does not "
-            "say; use data.dataset: npz with a file that has train_clients (an id for each training sample), or "
-            "another partition"
+            "say; name the column in data.client (csv, text, huggingface), give an npz file train_clients (an id for "
+            "each training sample), or use another partition"
         )
     ids = np.unique(samples.client_ids)
     num_clients = len(ids) if num_clients is None else num_clients
