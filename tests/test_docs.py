@@ -73,6 +73,13 @@ def test_the_readmes_example_prints_what_it_says() -> None:
     assert printed.getvalue() == output
 
 
+@pytest.mark.parametrize("example", re.findall(r"```yaml\n(.*?)```", DATA_PAGE, re.DOTALL))
+def test_the_examples_of_data_are_configs(example: str, tmp_path: Path) -> None:
+    (tmp_path / "example.yaml").write_text(example)
+    config = load(str(tmp_path / "example.yaml"))
+    assert f"`{config.data.dataset.type}`" in DATA_PAGE
+
+
 @pytest.mark.parametrize(
     "path",
     [path for path in sorted((ROOT / "configs").rglob("*.yaml")) if path.parent.name != "sweeps"],
