@@ -27,6 +27,7 @@ _LABELS = {
     "wall": "seconds a round",
     "cpu": "processor seconds a round",
     "floor": "of the plain loop's time",
+    "cpu floor": "of its processor time",
     "peak": "MiB at the peak of a rank",
 }
 
@@ -45,7 +46,8 @@ def measure(checkout: Path, arguments: Sequence[str]) -> dict[str, float]:
         floor = json.loads(output.read_text())["floor"]
     seconds, cpu = (floor[key]["ours"]["median"] for key in ("seconds", "cpu_seconds"))
     peak = int(ended.stdout.split()[-1]) / 1024  # Linux counts in KiB
-    return {"wall": seconds, "cpu": cpu, "floor": floor["ratio"]["median"], "peak": peak}
+    ratios = {"floor": floor["ratio"]["median"], "cpu floor": floor["cpu_ratio"]["median"]}
+    return {"wall": seconds, "cpu": cpu, **ratios, "peak": peak}
 
 
 def main(given: Sequence[str] | None = None) -> int:

@@ -21,6 +21,7 @@ def test_a_checkout_against_itself(capsys: pytest.CaptureFixture[str]) -> None:
         "seconds a round",
         "processor seconds a round",
         "of the plain loop's time",
+        "of its processor time",
         "MiB at the peak of a rank",
     ]
     ours, theirs, ratio = map(float, re.findall(r"[0-9.]+", lines[-1])[:3])
