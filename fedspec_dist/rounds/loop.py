@@ -173,7 +173,7 @@ def with_mean(buffers: Tensor | None, mean: Tensor | None) -> Tensor | None:
 
 def checkpoint(job: Job, stage: Stage, completed: int) -> None:
     """Every rank gives its slices of the server's state and its clients'; rank 0 writes while the others go on."""
-    server, clients = stage.server.full_state(), stage.states.chunks()
+    server, clients = stage.server.memory.full(), stage.states.chunks()
     if job.runtime.is_main:
         job.folder.check()
         model = job.phases.module.state_dict()

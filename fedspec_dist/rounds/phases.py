@@ -73,5 +73,5 @@ class Phases:
         begun = self.first < completed < self.last and self.number(completed) == self.number(completed - 1)
         if begun or (carries_on and completed == self.first):
             stage = self.enter(completed)
-            stage.server.load_state(server_state)
+            stage.server.memory.load(server_state)
             stage.states.restore(client_states)

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedspec_dist.clients.algorithms.base import LocalAlgorithm
-from fedspec_dist.clients.step import Filter
 from fedspec_dist.core import seeding
 from fedspec_dist.core.cohort import Clients, Cohort, Direction, Proxy, Sketches
 from fedspec_dist.core.draws import keyed, keyed_parts
@@ -19,19 +17,8 @@ from fedspec_dist.distributed.collectives import Collectives, SingleProcess, bit
 from fedspec_dist.distributed.columns import Columns
 from fedspec_dist.distributed.update_matrix import ColumnSlicing, UpdateMatrix, assemble, exchange, gather_rows
 from fedspec_dist.rounds.divergence import NonFiniteModelError
-from fedspec_dist.server.protocols import Aggregator, ServerOptimizer, Transform, Weighting, Weights
-
-
-@dataclass(frozen=True)
-class ServerMethods:
-    """What happens to a round's matrix, in this order."""
-
-    weighting: Weighting
-    aggregator: Aggregator
-    algorithm: LocalAlgorithm  # its server half
-    filter: Filter | None  # of the aggregated update
-    optimizer: ServerOptimizer
-    transforms: Sequence[Transform] = ()  # of the updates, once their weights are known
+from fedspec_dist.rounds.server_memory import ServerMemory, ServerMethods
+from fedspec_dist.server.protocols import Weights
 
 
 @dataclass(frozen=True)
@@ -59,9 +46,6 @@ class FederatedServer:
 
     `sharded`: every rank works on its own column blocks. `gather`: rank 0 gets all of them and works alone, the others
     wait for the model. The blocks are the same, so both give the same bits.
-
-    The server's memory is of two kinds: slices of vectors of local method, aggregator and optimizer, each on the rank
-    that owns the columns, and small tensors of weighting and transforms, which all ranks that work hold alike.
     """
 
     def __init__(
@@ -91,18 +75,9 @@ class FederatedServer:
         self._matrix_columns = (
             Columns(columns.num_columns, columns.width, columns.owners[:1]) if self._alone else columns
         )
-        size = columns.count(collectives.rank) * columns.width
-        algorithm = methods.algorithm
-        self._vectors = {name: torch.zeros(size, dtype=dtype, device=device) for name in algorithm.server}
-        self._optimizer_state = {k: v.to(device) for k, v in methods.optimizer.initial_state(size).items()}
-        memory = getattr(methods.aggregator, "memory", ())
-        self._memory = {name: torch.zeros(size, dtype=torch.float64, device=device) for name in memory}
+        self.memory = ServerMemory(methods, len(layout), columns, collectives, device, dtype, num_samples)
         self._matrices: list[UpdateMatrix] = []
         self._checksum: int | None = None
-        self._weighting_state = methods.weighting.initial_state(torch.tensor(num_samples, dtype=torch.int64))
-        self._transform_states = [made.initial_state(len(num_samples)) for made in methods.transforms]
-        # What goes to the clients with the model, whole, on every rank.
-        self.broadcast = {name: torch.zeros(len(layout), dtype=dtype, device=device) for name in algorithm.broadcast}
         self._buffer_rows: Tensor | None = None
         self.buffers: Tensor | None = None  # the mean of those that the clients of the last step sent, on every rank
 
@@ -134,7 +109,7 @@ class FederatedServer:
             {**{name: self._matrix(part) for name, part in blocks.items()}, **short},
             test_class_counts=self._test_class_counts,
             seed=self._seed,
-            memory=self._memory,
+            memory=self.memory.aggregator,
         )
 
     def step(self, theta: Tensor, cohort: Cohort | None, round_index: int) -> tuple[Tensor, dict[str, float]]:
@@ -149,11 +124,10 @@ class FederatedServer:
         if cohort is not None:
             with keyed(theta.device, self._seed, "server", round_index):
                 part, diagnostics = self._step(cohort, round_index)
-        for name, whole in self.broadcast.items():
-            whole.copy_(assemble(self._vectors[name], self.columns, self._collectives))
+        self.memory.share()
         theta = assemble(part, self.columns, self._collectives)
         self.buffers = self._shared_buffers()
-        known = (theta, *self.broadcast.values(), *([] if self.buffers is None else [self.buffers]))
+        known = (theta, *self.memory.broadcast.values(), *([] if self.buffers is None else [self.buffers]))
         if not all(bool(vector.isfinite().all()) for vector in known):
             raise NonFiniteModelError(
                 f"the server's step of round {round_index + 1} is not finite, though what the clients sent is: lower "
@@ -177,7 +151,7 @@ class FederatedServer:
         cohort = replace(cohort, round_index=round_index, method="server.weights")
         if self._proxy is not None:
             cohort = replace(cohort, proxy=self._proxy(round_index, self._matrix_collectives))
-        weights = methods.weighting.weigh(cohort, self._weighting_state)
+        weights = methods.weighting.weigh(cohort, self.memory.weighting)
         _require_kind("server.weights", methods.weighting, "weigh", weights, Weights)
         cohort = replace(cohort, weights=weights.values)
         if self._buffer_rows is not None:
@@ -191,13 +165,13 @@ class FederatedServer:
             methods.filter.prepare(round_index + 1, seeding.torch_seed(self._seed, "server filter", round_index))
             methods.filter(whole)
             step = cohort.slicing.slice(whole)
-        step = methods.algorithm.server_step(replace(cohort, method="local.algorithm"), step, self._vectors)
+        step = methods.algorithm.server_step(replace(cohort, method="local.algorithm"), step, self.memory.algorithm)
         part = cohort.slicing.slice(cohort.theta)
         if weights.shrink != 1:
             step = weights.shrink * step + (weights.shrink - 1) * part.double()
         part = self._optimize(part, step)
         diagnostics = {**weights.diagnostics, **diagnostics, **direction.diagnostics}
-        told: dict[str, Any] = {**diagnostics, **self._small()}
+        told: dict[str, Any] = {**diagnostics, **self.memory.small()}
         used = [matrix.checksum for matrix in self._matrices]
         self._checksum = checksum([weights.values, weights.shrink, *(told[name] for name in sorted(told)), *used])
         return part, diagnostics
@@ -205,7 +179,7 @@ class FederatedServer:
     def _transformed(self, cohort: Cohort) -> tuple[Cohort, dict[str, float]]:
         """The round as the aggregator sees it. The local method's server half has the rows as they were received."""
         diagnostics: dict[str, float] = {}
-        for place, pair in enumerate(zip(self._methods.transforms, self._transform_states, strict=True)):
+        for place, pair in enumerate(zip(self._methods.transforms, self.memory.transforms, strict=True)):
             transform, state = pair
             transformed = transform.apply(replace(cohort, method=f"server.transforms.{place}"), state)
             cohort = transformed.cohort
@@ -220,7 +194,7 @@ class FederatedServer:
         with keyed_parts(theta.device, first, stop - first) as parts:
             for place, _ in enumerate(parts):
                 block = slice(place * width, (place + 1) * width)
-                state = {name: vector[block] for name, vector in self._optimizer_state.items()}
+                state = {name: vector[block] for name, vector in self.memory.optimizer.items()}
                 given = dict(state)
                 result[block] = self._methods.optimizer.step(theta[block], direction[block], state)
                 for name, vector in given.items():
@@ -233,35 +207,6 @@ class FederatedServer:
         step (-1 on ranks that only wait, and where there was none), and of the model with what else is `known` alike.
         """
         return -1 if self._checksum is None else self._checksum, checksum([known], bits_sum(theta))
-
-    def full_state(self) -> dict[str, Tensor]:
-        """The server's memory as whole vectors, for a checkpoint; every rank calls it."""
-        sliced = {name: assemble(part, self.columns, self._collectives) for name, part in self._sliced().items()}
-        return sliced | self._small()
-
-    def load_state(self, full: Mapping[str, Tensor]) -> None:
-        """Go on from what `full_state` gave, at any number of ranks."""
-        expected = {*self._sliced(), *self._small()}
-        if expected != set(full):
-            raise ValueError(
-                f"the checkpoint has what another version of these methods remembers ({sorted(full)}, not "
-                f"{sorted(expected)}); start over with --fresh"
-            )
-        for name, part in self._sliced().items():
-            part.copy_(self.columns.slice(full[name].to(part), self._collectives.rank))
-        for name, value in self._small().items():
-            value.copy_(full[name])
-        for name, whole in self.broadcast.items():
-            whole.copy_(full[f"algorithm.{name}"])
-
-    def _sliced(self) -> dict[str, Tensor]:
-        families = {"algorithm": self._vectors, "aggregator": self._memory, "optimizer": self._optimizer_state}
-        return {f"{family}.{name}": part for family, parts in families.items() for name, part in sorted(parts.items())}
-
-    def _small(self) -> dict[str, Tensor]:
-        families = {"weights": self._weighting_state}
-        families |= {f"transforms.{place}": state for place, state in enumerate(self._transform_states)}
-        return {f"{family}.{name}": value for family, values in families.items() for name, value in values.items()}
 
     def _matrix(self, blocks: Tensor) -> UpdateMatrix:
         self._matrices.append(matrix := UpdateMatrix(blocks, self._matrix_columns, self._matrix_collectives))

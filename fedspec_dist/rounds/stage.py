@@ -43,7 +43,8 @@ from fedspec_dist.rounds.making import (
 from fedspec_dist.rounds.phase_check import kept_ranges
 from fedspec_dist.rounds.proxy import ServerProxy, balanced_subset, class_of, proxy_share, quota
 from fedspec_dist.rounds.sampling import Workload, client_work, workload
-from fedspec_dist.rounds.server import FederatedServer, ServerMethods
+from fedspec_dist.rounds.server import FederatedServer
+from fedspec_dist.rounds.server_memory import ServerMethods
 from fedspec_dist.rounds.statistics import build_statistics, material, max_rank
 
 
@@ -137,7 +138,7 @@ class Stage:
             self.lr(round_index),
             round_index,
             self._config.seed,
-            self.server.broadcast,
+            self.server.memory.broadcast,
             None if self._moving is None else self._moving.read(self.theta),
         )
 

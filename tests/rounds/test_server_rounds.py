@@ -22,7 +22,8 @@ from fedspec_dist.distributed.collectives import Collectives, SingleProcess
 from fedspec_dist.distributed.columns import Columns
 from fedspec_dist.rounds.divergence import NonFiniteModelError
 from fedspec_dist.rounds.local import LocalResult, NonFiniteUpdateError, share_results
-from fedspec_dist.rounds.server import FederatedServer, ServerMethods
+from fedspec_dist.rounds.server import FederatedServer
+from fedspec_dist.rounds.server_memory import ServerMethods
 from fedspec_dist.server.aggregators.fedavg import FedAvg
 from fedspec_dist.server.aggregators.fedgh import FedGH
 from fedspec_dist.server.aggregators.median import Median
@@ -200,7 +201,7 @@ def _two_rounds(collectives: Collectives, cohort: list[int], broken: list[int], 
         theta, diagnostics = torch.linspace(-1, 1, NUM_PARAMETERS), {}
         for index in range(2):
             theta, diagnostics = _round(server, made, theta, index, collectives, cohort, broken)
-        found[name] = Outcome(theta, server.broadcast, diagnostics)
+        found[name] = Outcome(theta, server.memory.broadcast, diagnostics)
     return found
 
 
@@ -313,9 +314,9 @@ def _third_round(collectives: Collectives, theta: dict[str, Tensor], states: dic
     for name, made in _server_methods().items():
         columns = Columns.shared(NUM_PARAMETERS, collectives.num_ranks, RANK * 3)
         server = _server(made, columns, collectives)
-        server.load_state(states[name])
+        server.memory.load(states[name])
         moved, _ = _round(server, made, theta[name], 2, collectives, [1, 2, 5], [])
-        found[name] = (moved, server.full_state(), dict(server.broadcast))
+        found[name] = (moved, server.memory.full(), dict(server.memory.broadcast))
     return found
 
 
@@ -328,9 +329,9 @@ def test_what_the_server_remembers_goes_on_at_another_number_of_ranks(num_ranks:
         theta = torch.linspace(-1, 1, NUM_PARAMETERS)
         for index in range(2):
             theta, _ = _round(server, made, theta, index, alone, [1, 2, 5], [])
-        thetas[name], states[name] = theta, {key: value.clone() for key, value in server.full_state().items()}
+        thetas[name], states[name] = theta, {key: value.clone() for key, value in server.memory.full().items()}
         moved, _ = _round(server, made, theta, 2, alone, [1, 2, 5], [])
-        expected[name] = (moved, server.full_state(), dict(server.broadcast))
+        expected[name] = (moved, server.memory.full(), dict(server.memory.broadcast))
     families = ("aggregator", "algorithm", "optimizer", "weights")
     assert {name.split()[0] for name, state in states.items() if state} == set(families), "something of each is tested"
     for found in run_ranks(_third_round, num_ranks, tmp_path, thetas, states):
@@ -399,4 +400,4 @@ def test_a_memory_of_another_version_of_a_method_is_refused() -> None:
     made = _server_methods()["algorithm scaffold"]
     server = _server(made, Columns.shared(NUM_PARAMETERS, 1), SingleProcess())
     with pytest.raises(ValueError, match=r"what another version of these methods remembers .* start over with --fresh"):
-        server.load_state({"algorithm.c": torch.zeros(NUM_PARAMETERS)})
+        server.memory.load({"algorithm.c": torch.zeros(NUM_PARAMETERS)})
