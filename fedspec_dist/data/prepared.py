@@ -14,17 +14,14 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
-import torch
 
-from fedspec_dist.data.dataset import Dataset, Examples
+from fedspec_dist.data.dataset import Dataset
 from fedspec_dist.data.files import DatasetNotFoundError, content_digest
-from fedspec_dist.data.images.arrays import Arrays
+from fedspec_dist.data.parts import PARTS, Source, as_dataset, facts_of, in_memory, loaded, normalised, parts_of
 from fedspec_dist.data.raw import RawData
 from fedspec_dist.data.temporary import remove_leftovers, temporary_name
 
@@ -34,25 +31,6 @@ _FORMAT = "prepared 3"
 _POLL_S = 0.2
 _SAY_WHAT_FOR_AFTER_S = 10.0
 _CHUNK = 1024
-_PARTS = ("train_inputs_0", "test_inputs_0")  # of all data sets
-
-
-class Source(Protocol):
-    """Where a data set comes from."""
-
-    @property
-    def embedded(self) -> bool:
-        """Whether every process makes it in memory, faster than reading a file."""
-
-    @property
-    def download(self) -> bool:
-        """Whether `load` may get missing files from the internet."""
-
-    def fingerprint(self) -> str:
-        """Names the content: changes when the arrays do, and with nothing else that may differ between hosts, such as
-        where files lie. Raises DatasetNotFoundError while the files are not there."""
-
-    def load(self) -> RawData | Arrays: ...
 
 
 @dataclass(frozen=True)
@@ -91,92 +69,10 @@ def load(
         OSError: the prepared form cannot be written; nothing is left behind.
     """
     if embedded:
-        return _in_memory(name, source)
+        return in_memory(name, source)
     parent = root.expanduser() / "prepared"
     wanted = _Wanted(name, source, content, reader)
     return _open(_prepare(wanted, parent) if prepares else _wait(wanted, parent))
-
-
-def normalised(images: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]) -> np.ndarray:
-    """`(x - mean) / std` per channel in float32, `x` being `images / 255` for uint8 ones. May not copy."""
-    if images.dtype == np.float32 and not any(mean) and all(value == 1 for value in std):
-        return images
-    result = images.astype(np.float32)
-    if images.dtype == np.uint8:
-        result /= np.float32(255)
-    result -= np.array(mean, np.float32)
-    result /= np.array(std, np.float32)
-    return result
-
-
-def _loaded(name: str, source: Source) -> RawData:
-    try:
-        given = source.load()
-    except (OSError, NotImplementedError) as error:  # of a user's own; ours say it themselves
-        raise ValueError(f"data.dataset: {name} cannot be loaded: {error}") from error
-    if not isinstance(given, (Arrays, RawData)):
-        raise ValueError(
-            f"data.dataset: load() of {name} gave a {type(given).__name__}; allowed is an "
-            "fedspec_dist.data.images.arrays.Arrays, which Arrays.of makes of images and labels, or an "
-            "fedspec_dist.data.raw.RawData, of any arrays"
-        )
-    given.check(name)
-    return given.raw() if isinstance(given, Arrays) else given
-
-
-def _in_memory(name: str, source: Source) -> Dataset:
-    raw = _loaded(name, source)
-    parts = dict(_parts(raw))
-    if raw.pixels is not None:
-        parts |= {part: normalised(parts[part], *raw.pixels) for part in _PARTS}
-    return _as_dataset(parts, _facts(raw))
-
-
-def _parts(raw: RawData) -> Iterator[tuple[str, np.ndarray]]:
-    """Name of a file -> what is in it, not yet normalised. Groups that are the targets are there once."""
-    for name, split in (("train", raw.train), ("test", raw.test)):
-        for number, array in enumerate(split.inputs):
-            yield f"{name}_inputs_{number}", array
-        groups = None if split.groups is split.targets else split.groups
-        for part, values in (("targets", split.targets), ("groups", groups), ("clients", split.clients)):
-            if values is not None:
-                yield f"{name}_{part}", values
-
-
-def _facts(raw: RawData) -> dict[str, Any]:
-    """What is known of the data besides the arrays, as JSON has it."""
-    pixels = {} if raw.pixels is None else {"mean": list(raw.pixels[0]), "std": list(raw.pixels[1])}
-    return {
-        "facts": {**pixels, **(raw.facts or {})},
-        "num_outputs": raw.num_outputs,
-        "num_groups": raw.num_groups,
-        "vocabulary": raw.vocabulary,
-        "are_images": raw.pixels is not None,
-        "groups_are_targets": raw.train.groups is not None and raw.train.groups is raw.train.targets,
-    }
-
-
-def _as_dataset(parts: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> Dataset:
-    # Kernels may treat their first elements apart by alignment: torch's memory starts on a cache line, like the mapped
-    # files, numpy's need not.
-    tensors = {part: torch.from_numpy(np.ascontiguousarray(array)) for part, array in parts.items()}
-    tensors = {part: tensor if tensor.data_ptr() % 64 == 0 else tensor.clone() for part, tensor in tensors.items()}
-
-    def examples(split: str) -> Examples:
-        names = sorted((part for part in tensors if part.startswith(f"{split}_inputs_")), key=_number)
-        inputs = tuple(tensors[name] for name in names)
-        if facts["are_images"]:  # n, H, W, C in memory, seen as n, C, H, W
-            inputs = tuple(tensor.permute(0, 3, 1, 2) for tensor in inputs)
-        targets = tensors.get(f"{split}_targets")
-        groups = targets if facts["groups_are_targets"] else tensors.get(f"{split}_groups")
-        return Examples(inputs, targets, groups, tensors.get(f"{split}_clients"))
-
-    known = {name: facts[name] for name in ("num_outputs", "num_groups", "vocabulary", "are_images", "facts")}
-    return Dataset(examples("train"), examples("test"), **known)
-
-
-def _number(part: str) -> int:
-    return int(part.rpartition("_")[2])
 
 
 # --- the folder: <name>-<16 hex>/{*.npy, meta.json}
@@ -195,7 +91,7 @@ def _is_whole(folder: Path) -> bool:
     """Whether every file has the size that was written and a header; if one is truncated or missing it is damaged."""
     try:
         sizes = json.loads((folder / "meta.json").read_bytes())["sizes"]
-        for part in {*_PARTS, *sizes}:
+        for part in {*PARTS, *sizes}:
             path = folder / f"{part}.npy"
             if path.stat().st_size != sizes[part]:
                 return False
@@ -209,7 +105,7 @@ def _open(folder: Path) -> Dataset:
     meta = json.loads((folder / "meta.json").read_bytes())
     # Mode "c": shared with every process that maps the file, and private should anyone write.
     parts = {part: np.load(folder / f"{part}.npy", mmap_mode="c") for part in meta["sizes"]}
-    return _as_dataset(parts, meta["facts"])
+    return as_dataset(parts, meta["facts"])
 
 
 def _wait(wanted: _Wanted, parent: Path) -> Path:
@@ -230,7 +126,7 @@ def _prepare(wanted: _Wanted, parent: Path) -> Path:
     remove_leftovers(parent)
     if (folder := _finished(wanted, parent)) is not None:
         return folder
-    raw = _loaded(wanted.name, wanted.source)
+    raw = loaded(wanted.name, wanted.source)
     content = content_digest(wanted.name, wanted.source)
     if wanted.content not in ("", content):
         raise ValueError(
@@ -252,13 +148,13 @@ def _prepare(wanted: _Wanted, parent: Path) -> Path:
 def _write(folder: Path, raw: RawData) -> None:
     shutil.rmtree(folder, ignore_errors=True)  # of an earlier process with this id
     folder.mkdir(parents=True)
-    for part, values in _parts(raw):
-        if raw.pixels is not None and part in _PARTS:
+    for part, values in parts_of(raw):
+        if raw.pixels is not None and part in PARTS:
             _write_images(folder / f"{part}.npy", values, *raw.pixels)
         else:
             np.save(folder / f"{part}.npy", values)
     sizes = {path.stem: path.stat().st_size for path in folder.glob("*.npy")}
-    (folder / "meta.json").write_text(json.dumps({"facts": _facts(raw), "sizes": sizes}))
+    (folder / "meta.json").write_text(json.dumps({"facts": facts_of(raw), "sizes": sizes}))
 
 
 def _write_images(path: Path, images: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
@@ -296,7 +192,7 @@ def _discard(folder: Path) -> None:
 
 
 def _cannot_write(folder: Path, raw: RawData, error: OSError) -> OSError:
-    needed = sum(4 * array.size for _, array in _parts(raw))
+    needed = sum(4 * array.size for _, array in parts_of(raw))
     return OSError(
         error.errno,
         f"data.root: cannot write the prepared data set {folder} ({error.strerror or error}); "

@@ -359,7 +359,7 @@ def test_natural_with_more_clients_than_ids(num_clients: int) -> None:
 
 
 def test_natural_without_ids_says_what_to_do() -> None:
-    with pytest.raises(ValueError, match=r"data\.partition\.type: natural .* data\.dataset: npz .* train_clients"):
+    with pytest.raises(ValueError, match=r"data\.partition\.type: natural .* data\.client .* train_clients"):
         partitions.natural(Samples(np.zeros(6, np.int64)), 2, np.random.default_rng(0))
 
 
