@@ -71,7 +71,7 @@ RULES = [
     Rule(
         "local.momentum",
         lambda phase, _: phase.local.momentum > 0 and _is("local.optimizer", "equal_steps", phase),
-        "is of local.optimizer: sgd; adam and adamw have beta1; allowed with them: 0",
+        f"is of local.optimizer: sgd; {_names('local.optimizer', 'equal_steps')} have beta1; allowed with them: 0",
     ),
     Rule(
         "local.optimizer",
@@ -112,7 +112,7 @@ RULES = [
         "server.aggregator",
         lambda phase, _: phase.server.aggregator.type == "fednova" and _is("local.algorithm", "sums_drift", phase),
         "got 'fednova' with a local.algorithm whose server adds the clients' mean drift, which is of whole updates and "
-        "does not fit normalised ones; allowed with feddyn and feddc: any other aggregator",
+        f"does not fit normalised ones; allowed with {_names('local.algorithm', 'sums_drift')}: any other aggregator",
     ),
     Rule(
         "local.momentum",
@@ -136,8 +136,8 @@ RULES = [
         lambda phase, _: (
             _is("server.aggregator", "ignores_weights", phase) and _is("server.weights", "own_weights", phase)
         ),
-        "got a weighting with an aggregator that ignores weights; allowed with median, trimmed_mean, krum and "
-        "multi_krum: uniform, samples (which are ignored)",
+        "got a weighting with an aggregator that ignores weights; allowed with "
+        f"{_names('server.aggregator', 'ignores_weights')}: uniform, samples (which are ignored)",
     ),
     Rule(
         "server.aggregator.byzantine",
@@ -176,14 +176,15 @@ RULES = [
     Rule(
         "server.optimizer",
         lambda phase, _: _shrinks(phase) and _is("server.optimizer", "remembers", phase),
-        "got one that remembers or rescales directions with fedlws or fedlaw, which shrink the model: the shrinking "
-        "would be repeated or rescaled like a gradient; allowed with them: sgd",
+        "got one that remembers or rescales directions with "
+        f"{_names('server.aggregator', 'shrinks')} or {_names('server.weights', 'shrinks')}, which shrink the model: "
+        "the shrinking would be repeated or rescaled like a gradient; allowed with them: sgd",
     ),
     Rule(
         "server.optimizer",
         lambda phase, _: _is("local.algorithm", "sums_drift", phase) and _is("server.optimizer", "remembers", phase),
-        "got one that remembers or rescales directions with feddyn or feddc, whose direction holds the sum of all "
-        "earlier drifts: it would be summed twice, and diverges; allowed with them: sgd",
+        f"got one that remembers or rescales directions with {_names('local.algorithm', 'sums_drift')}, whose "
+        "direction holds the sum of all earlier drifts: it would be summed twice, and diverges; allowed with them: sgd",
     ),
     Rule(
         "server.filter",
