@@ -84,5 +84,8 @@ def test_renames_that_others_see_halves_of_are_noticed(
 ) -> None:
     monkeypatch.setattr(folders.os, "replace", replace)
     with folders.renaming(tmp_path):
-        _, torn, missed = folders.read_while_renamed(tmp_path, 0.3)
+        for seconds in (0.3, 1.0, 5.0):  # a busy machine may see none at first
+            _, torn, missed = folders.read_while_renamed(tmp_path, seconds)
+            if torn or missed:
+                break
     assert (torn > 0, missed > 0) == (replace is _in_place, replace is _removed_first)
