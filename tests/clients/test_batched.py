@@ -241,8 +241,11 @@ class Branches(Plain):
 
 REFUSED = {
     "batch norm": (["model={type: resnet20, norm: batch}"], "batch norm"),
-    "dropout": (["model={type: vit_small, patch: 4, width: 4, depth: 1, heads: 2, dropout: 0.5}"], "random"),
-    "functional dropout": ([f"model={{type: module, path: '{HERE}:FunctionalDropout'}}"], "random"),
+    "dropout": (
+        ["model={type: vit_small, patch: 4, width: 4, depth: 1, heads: 2, dropout: 0.5}"],
+        "draws random numbers .* model.dropout=0",
+    ),
+    "functional dropout": ([f"model={{type: module, path: '{HERE}:FunctionalDropout'}}"], "draws random numbers"),
     "draws of python": ([f"model={{type: module, path: '{HERE}:PythonDraws'}}"], "differ from call to call"),
     "norm over the batch": ([f"model={{type: module, path: '{HERE}:Centred'}}"], "others of its batch"),
     "padding": ([f"model={{type: module, path: '{HERE}:Padded'}}"], "padding_idx"),

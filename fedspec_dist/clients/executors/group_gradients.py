@@ -70,6 +70,8 @@ class GroupGradients:
             scales = torch.tensor([[1.0], [0.9], [1.1]]).to(theta)
             apart, together = self._tried_gradients(rows * scales, tried)
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+            if "random operation" in str(error):
+                return "the model draws random numbers while it trains, as dropout does: set model.dropout=0"
             return f"the model cannot be applied to several clients at once: {str(error).splitlines()[0]}"
         if not torch.equal(first, second):
             return "the model's outputs differ from call to call: turn off what it draws"
