@@ -133,6 +133,28 @@ def test_users_of_leaf_have_their_own_test_samples(tmp_path: Path) -> None:
     assert [len(own) for own in federation.tests] == [4, 0, 4]
 
 
+@pytest.mark.parametrize("shape", [[2, 4], [1, 2, 4], [2, 4, 1]])
+def test_grey_images_of_leaf(tmp_path: Path, shape: list[int]) -> None:
+    write_leaf(tmp_path / "femnist", lambda n: [*range(7), 7 + n], lambda n: n % 2)
+    images = checked("leaf", tmp_path, path="femnist", shape=shape).train.inputs[0]
+    assert images[0, :, :, 0].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize("shape", [[2, 3], [1, 8, 1], [2, 2, 2], [1, 2, 3]])
+def test_shapes_that_no_image_of_leaf_has(tmp_path: Path, shape: list[int]) -> None:
+    write_leaf(tmp_path / "femnist", lambda n: [float(n)] * 8, lambda n: n % 2)
+    with pytest.raises(ValueError, match=r"^data\.shape: got"):
+        checked("leaf", tmp_path, path="femnist", shape=shape)
+
+
+@pytest.mark.parametrize(("shape", "red"), [([3, 2, 2], [0, 1, 2, 3]), ([2, 2, 3], [0, 3, 6, 9])])
+def test_colours_of_leaf_may_be_first_or_last(tmp_path: Path, shape: list[int], red: list[int]) -> None:
+    write_leaf(tmp_path / "celeba", lambda n: [*range(11), 11 + n], lambda n: n % 2)
+    images = checked("leaf", tmp_path, path="celeba", shape=shape).train.inputs[0]
+    assert images.shape == (12, 2, 2, 3)
+    assert images[0, :, :, 0].ravel().tolist() == red
+
+
 def test_images_in_folders(tmp_path: Path) -> None:
     write_images(tmp_path / "pets", (8, 12), "jpg")
     with pytest.raises(ValueError, match=r"^data\.size: .*12x12 pixels but .*8x8; give the size"):

@@ -7,6 +7,7 @@ each with `users` and `user_data`, whose `x` and `y` are lists of samples and la
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ class Leaf(OwnFiles):
 
     Args:
         path: the folder with `train` and `test`.
-        shape: of an image, `[height, width]` or `[height, width, channels]`.
+        shape: of an image, in the order of its numbers: `[height, width]`, or with 1 or 3 channels first or last.
         tokenizer: `characters` or `words`.
     """
 
@@ -52,7 +53,7 @@ class Leaf(OwnFiles):
 
     def fingerprint(self) -> str:
         settings = (self._shape, self._tokenizer, self._vocabulary_size, self._max_length)
-        return digest_of(("leaf 1", settings), [path for split in ("train", "test") for path in self._files(split)])
+        return digest_of(("leaf 2", settings), [path for split in ("train", "test") for path in self._files(split)])
 
     def load(self) -> RawData | Arrays:
         (x, y, users), (test_x, test_y, test_users) = (self._read(split) for split in ("train", "test"))
@@ -85,10 +86,10 @@ class Leaf(OwnFiles):
             ) from error
         if self._shape is None:
             return table.reshape(len(table), -1)
-        height, width, *channels = self._shape
-        if table[0].size != height * width * (channels[0] if channels else 1):
+        if table[0].size != math.prod(self._shape):
             raise ValueError(f"data.shape: got {self._shape}, but a sample has {table[0].size} numbers")
-        return table.reshape(len(table), height, width, channels[0] if channels else 1)
+        images = table.reshape(len(table), *self._shape)
+        return np.moveaxis(images, 1, 3) if _channels_first(self._shape) else images.reshape(*images.shape[:3], -1)
 
     def _files(self, split: str) -> list[Path]:
         folder = self.locate(Path(self._path) / split, folder=True)
@@ -123,6 +124,18 @@ class Leaf(OwnFiles):
                 "lists of numbers, with labels that are texts or whole numbers"
             )
         return samples, labels, owners
+
+
+def _channels_first(shape: list[int]) -> bool:
+    """Whether 1 or 3 channels stand before height and width; two entries have none."""
+    if len(shape) == 2:
+        return False
+    first, last = shape[0] in (1, 3), shape[2] in (1, 3)
+    if first == last:
+        raise ValueError(
+            f"data.shape: got {shape}; of three entries either the first or the last is the channels, which are 1 or 3"
+        )
+    return first
 
 
 def _as_text(sample: Any) -> Any:
