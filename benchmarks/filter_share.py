@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from benchmarks.one_client import on_random_images, work_of
 from benchmarks.spread import quartiles
-from fedspec_dist.clients.algorithms.fedavg import FedAvg
+from fedspec_dist.clients.algorithms.base import FedAvg
 from fedspec_dist.clients.optimizers import LocalSgd
 from fedspec_dist.clients.step import Filter, LocalMethods
 from fedspec_dist.config.methods import FILTERS

@@ -29,7 +29,8 @@ MOVED = {
     "tracking": "runs.trackers",
     **{f"tracking.{name}": f"runs.trackers.{name}" for name in ("console", "metrics", "tensorboard")},
     "tracking.run_folder": "runs.folder",
-    **{f"tracking.{name}": f"runs.{name}" for name in ("events", "safe_files", "streams", "text_files")},
+    "tracking.text_files": "runs.safe_files",
+    **{f"tracking.{name}": f"runs.{name}" for name in ("events", "safe_files", "streams")},
     **{f"models.{name}": "models.small" for name in ("mlp", "cnn", "lenet", "fipa_cnn")},
     "models.layers": "models.network",
     "models.modes": "models.network",
@@ -39,10 +40,27 @@ MOVED = {
     "server.coefficients": "server.distances",
     "filters.schedule": "filters.layerwise",
     "clients.algorithms.checks": "core.checks",
-    "clients.sketching": "clients.statistics.sketches",
+    "clients.sketching": "clients.statistics.derivatives",
     "fisher.diagonal": "fisher.products",
     "data.batches": "rounds.sampling",
-    "clients.algorithms.directions": "clients.algorithms.moon",
+    "clients.algorithms.directions": "clients.algorithms.losses",
+    **{
+        f"{folder}.{name}": f"{folder}.{new}"
+        for folder, new, names in (
+            ("clients.algorithms", "base", "fedavg"),
+            ("clients.algorithms", "proximal", "fedprox fednova feddyn"),
+            ("clients.algorithms", "controls", "scaffold feddc"),
+            ("clients.algorithms", "sharpness", "fedsam fedcm mofedsam"),
+            ("clients.algorithms", "losses", "fedlc moon feddecorr"),
+            ("clients.statistics", "derivatives", "gradient fisher_diagonal sketches"),
+            ("server.aggregators", "means", "fedavg fednova fisher_diagonal"),
+            ("server.aggregators", "robust", "median trimmed_mean krum geometric_median centered_clipping"),
+            ("server.transforms", "privacy", "clip noise"),
+            ("data.partitions", "label_blind", "by_client_id"),
+            ("runs", "safe_files", "text_files"),
+        )
+        for name in names.split()
+    },
     "identity": "runs.identity",
     "sources": "runs.sources",
 }

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedspec_dist.runs.events import DIVERGED
-from fedspec_dist.runs.text_files import read_text
+from fedspec_dist.runs.safe_files import read_text
 from launch import attempts, queue
 from launch.logs import last_error, srun_errors
 from launch.record import SubmissionFolder, run_of

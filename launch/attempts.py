@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedspec_dist.runs.safe_files import read_objects
-from fedspec_dist.runs.text_files import append_line
+from fedspec_dist.runs.safe_files import append_line, read_objects
 
 FINISHED = "finished"
 REQUEUED = "requeued"  # after a signal, by us or by the scheduler

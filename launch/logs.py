@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from fedspec_dist.runs.safe_files import open_regular
-from fedspec_dist.runs.text_files import read_text
+from fedspec_dist.runs.safe_files import open_regular, read_text
 
 _TAIL_BYTES = 64 * 1024
 # The console's lines begin with the rank, or with what went wrong.

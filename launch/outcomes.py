@@ -11,7 +11,7 @@ from typing import Any
 
 from fedspec_dist.runs import events
 from fedspec_dist.runs.folder import RunFolder
-from fedspec_dist.runs.text_files import read_text
+from fedspec_dist.runs.safe_files import read_text
 from fedspec_dist.runs.trackers import metrics
 from launch.axes import Run
 

@@ -23,8 +23,7 @@ from typing import Any
 from fedspec_dist.runs import events
 from fedspec_dist.runs.events import Event
 from fedspec_dist.runs.folder import RunFolder
-from fedspec_dist.runs.safe_files import read_object
-from fedspec_dist.runs.text_files import read_text, write_whole
+from fedspec_dist.runs.safe_files import read_object, read_text, write_whole
 
 # Of SLURM, with the place in an array, and of processes.
 _JOB_ID = re.compile(r"[1-9][0-9]{0,18}(_[0-9]{1,9})?")

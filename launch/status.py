@@ -18,8 +18,8 @@ from rich.text import Text
 from fedspec_dist.config.files import parse
 from fedspec_dist.runs import events
 from fedspec_dist.runs.folder import RunFolder
+from fedspec_dist.runs.safe_files import read_text
 from fedspec_dist.runs.streams import open_standard_streams
-from fedspec_dist.runs.text_files import read_text
 from launch import attempts, queue
 from launch.commands import as_command, command
 from launch.follow import outcome

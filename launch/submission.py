@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fedspec_dist.config import Config, ConfigError
-from fedspec_dist.runs.text_files import read_text
+from fedspec_dist.runs.safe_files import read_text
 from launch import queue
 from launch.cluster import (
     ROOT,

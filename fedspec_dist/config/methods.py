@@ -297,23 +297,23 @@ LOCAL_OPTIMIZERS = {
 }
 
 LOCAL_ALGORITHMS = {
-    "fedavg": method(".clients.algorithms.fedavg:FedAvg", traits={"only_updates"}),
-    "fedprox": method(".clients.algorithms.fedprox:FedProx", traits={"only_updates", "pulls"}, mu=(NotNegative, 0.01)),
-    "fednova": method(".clients.algorithms.fednova:FedNova", traits={"counts_steps", "pulls"}, mu=(NotNegative, 0.0)),
+    "fedavg": method(".clients.algorithms.base:FedAvg", traits={"only_updates"}),
+    "fedprox": method(".clients.algorithms.proximal:FedProx", traits={"only_updates", "pulls"}, mu=(NotNegative, 0.01)),
+    "fednova": method(".clients.algorithms.proximal:FedNova", traits={"counts_steps", "pulls"}, mu=(NotNegative, 0.0)),
     "scaffold": method(
-        ".clients.algorithms.scaffold:Scaffold", traits={"server_half", "counts_steps"}, option=(Literal[1, 2], 2)
+        ".clients.algorithms.controls:Scaffold", traits={"server_half", "counts_steps"}, option=(Literal[1, 2], 2)
     ),
     "feddyn": method(
-        ".clients.algorithms.feddyn:FedDyn", traits={"server_half", "sums_drift"}, alpha=(NotNegative, 0.1)
+        ".clients.algorithms.proximal:FedDyn", traits={"server_half", "sums_drift"}, alpha=(NotNegative, 0.1)
     ),
     "feddc": method(
-        ".clients.algorithms.feddc:FedDC",
+        ".clients.algorithms.controls:FedDC",
         traits={"server_half", "sums_drift", "counts_steps"},
         alpha=(NotNegative, 0.01),
     ),
-    "fedcm": method(".clients.algorithms.fedcm:FedCM", traits={"server_half", "counts_steps"}, alpha=(Share, 0.1)),
+    "fedcm": method(".clients.algorithms.sharpness:FedCM", traits={"server_half", "counts_steps"}, alpha=(Share, 0.1)),
     "fedsam": method(
-        ".clients.algorithms.fedsam:FedSAM",
+        ".clients.algorithms.sharpness:FedSAM",
         traits={"only_updates"},
         rho=(NotNegative, 0.1),
         adaptive=(bool, False),
@@ -321,24 +321,24 @@ LOCAL_ALGORITHMS = {
         filter_ascent=(Annotated[bool, LATER], False),
     ),
     "mofedsam": method(
-        ".clients.algorithms.mofedsam:MoFedSAM",
+        ".clients.algorithms.sharpness:MoFedSAM",
         traits={"server_half", "counts_steps"},
         alpha=(Share, 0.1),
         rho=(NotNegative, 0.1),
         filter_ascent=(Annotated[bool, LATER], False),
     ),
     "fedlc": method(
-        ".clients.algorithms.fedlc:FedLC",
+        ".clients.algorithms.losses:FedLC",
         traits={"only_updates"},
         needs={"classes"},
         tau=(NotNegative, 1.0),
         denominator=(Literal["all", "others"], "all"),
     ),
     "feddecorr": method(
-        ".clients.algorithms.feddecorr:FedDecorr", traits={"only_updates"}, needs={"features"}, beta=(NotNegative, 0.1)
+        ".clients.algorithms.losses:FedDecorr", traits={"only_updates"}, needs={"features"}, beta=(NotNegative, 0.1)
     ),
     "moon": method(
-        ".clients.algorithms.moon:Moon",
+        ".clients.algorithms.losses:Moon",
         traits={"only_updates"},
         needs={"features"},
         mu=(NotNegative, 5.0),
@@ -402,19 +402,19 @@ FILTERS = {
 # Their parameters are those that the method which asks has under the same names.
 STATISTICS = {
     "sketches": method(
-        ".clients.statistics.sketches:Sketches",
+        ".clients.statistics.derivatives:Sketches",
         needs={"curvature"},
         rank=(Count, ...),
         oversampling=(CountOrZero, ...),
         power_iterations=(CountOrZero, ...),
     ),
-    "fisher_diagonal": method(".clients.statistics.fisher_diagonal:FisherDiagonal", needs={"curvature"}),
-    "gradient": method(".clients.statistics.gradient:Gradient"),
+    "fisher_diagonal": method(".clients.statistics.derivatives:FisherDiagonal", needs={"curvature"}),
+    "gradient": method(".clients.statistics.derivatives:Gradient"),
     "mean_features": method(".clients.statistics.mean_features:MeanFeatures", needs={"features"}),
     "class_features": method(".clients.statistics.mean_features:ClassFeatures", needs={"classes", "features"}),
 }
 AGGREGATORS = {
-    "fedavg": method(".server.aggregators.fedavg:FedAvg"),
+    "fedavg": method(".server.aggregators.means:FedAvg"),
     "fedgh": method(".server.aggregators.fedgh:FedGH", mode=(Literal["pairwise", "snapshot"], "pairwise")),
     "fipa": method(
         ".server.aggregators.fipa:Fipa",
@@ -427,7 +427,7 @@ AGGREGATORS = {
         convention=(Literal["released", "exact"], "released"),
         merge=(Literal["gram", "tsqr"], "gram"),
     ),
-    "fednova": method(".server.aggregators.fednova:FedNova", traits={"counts_steps"}),
+    "fednova": method(".server.aggregators.means:FedNova", traits={"counts_steps"}),
     "fedlws": method(
         ".server.aggregators.fedlws:FedLws",
         traits={"shrinks"},
@@ -436,40 +436,40 @@ AGGREGATORS = {
         max_tau=(NotNegative, 0.2),
     ),
     "inco": method(".server.aggregators.inco:InCo", needs={"blocks"}, clamp_max=(NotNegative, 5.0)),
-    "fisher_diagonal": method(".server.aggregators.fisher_diagonal:FisherDiagonal", needs={"fisher_diagonal"}),
-    "median": method(".server.aggregators.median:Median", traits={"ignores_weights"}),
+    "fisher_diagonal": method(".server.aggregators.means:FisherDiagonal", needs={"fisher_diagonal"}),
+    "median": method(".server.aggregators.robust:Median", traits={"ignores_weights"}),
     "trimmed_mean": method(
-        ".server.aggregators.trimmed_mean:TrimmedMean",
+        ".server.aggregators.robust:TrimmedMean",
         traits={"ignores_weights"},
         trim=(Annotated[float, Field(ge=0, lt=0.5)], 0.1),
     ),
     "krum": method(
-        ".server.aggregators.krum:Krum",
+        ".server.aggregators.robust:Krum",
         traits={"ignores_weights"},
         byzantine=(Annotated[float, Field(ge=0, lt=0.5)], 0.2),
     ),
     "multi_krum": method(
-        ".server.aggregators.krum:MultiKrum",
+        ".server.aggregators.robust:MultiKrum",
         traits={"ignores_weights"},
         byzantine=(Annotated[float, Field(ge=0, lt=0.5)], 0.2),
         keep=(Count | None, None),
     ),
     "geometric_median": method(
-        ".server.aggregators.geometric_median:GeometricMedian",
+        ".server.aggregators.robust:GeometricMedian",
         smoothing=(Positive, 1e-6),
         iterations=(Count, 100),
     ),
     "centered_clipping": method(
-        ".server.aggregators.centered_clipping:CenteredClipping", radius=(Positive, 1.0), iterations=(Count, 1)
+        ".server.aggregators.robust:CenteredClipping", radius=(Positive, 1.0), iterations=(Count, 1)
     ),
 }
 
 # What happens to the updates before they are aggregated: a list of these, in order.
 TRANSFORMS = {
-    "clip": method(".server.transforms.clip:Clip", norm=(Positive, 1.0)),
+    "clip": method(".server.transforms.privacy:Clip", norm=(Positive, 1.0)),
     "fedgh": method(".server.transforms.fedgh:Harmonize", mode=(Literal["pairwise", "snapshot"], "pairwise")),
     "noise": method(
-        ".server.transforms.noise:Noise",
+        ".server.transforms.privacy:Noise",
         multiplier=(NotNegative, 1.0),
         delta=(Annotated[float, Field(gt=0, lt=1)] | None, None),
     ),

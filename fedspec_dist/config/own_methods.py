@@ -43,7 +43,7 @@ FORMS = {
         ("when", "is_matrix", "width", "compute", "working_bytes"),
         "fedspec_dist.clients.statistics.base.Statistic",
     ),
-    "server.transforms": Form("", ("initial_state", "apply"), "fedspec_dist.server.transforms.clip.Clip"),
+    "server.transforms": Form("", ("initial_state", "apply"), "fedspec_dist.server.transforms.privacy.Clip"),
     "clients.attack": Form("", ("labels", "spoil"), "fedspec_dist.clients.attacks.Attack"),
     "server.aggregator": Form("", ("check", "direction"), "fedspec_dist.server.protocols.AnyLayers"),
     "server.weights": Form("", ("initial_state", "weigh"), "fedspec_dist.server.weights.shares.Stateless"),

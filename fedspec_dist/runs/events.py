@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from fedspec_dist.core.failures import Kind, Origin, kind_of
-from fedspec_dist.runs.safe_files import read_objects
-from fedspec_dist.runs.text_files import append_line
+from fedspec_dist.runs.safe_files import append_line, read_objects
 
 STARTED, BRANCHED, RESUMED, STOPPED, FAILED, DIVERGED, FINISHED = (
     "started",

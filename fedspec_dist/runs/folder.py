@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fedspec_dist.core.failures import Kind
-from fedspec_dist.runs.safe_files import open_own, read_object, remove_temporaries
-from fedspec_dist.runs.text_files import write_whole
+from fedspec_dist.runs.safe_files import open_own, read_object, remove_temporaries, write_whole
 
 
 class OutputError(OSError):

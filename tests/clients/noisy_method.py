@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedspec_dist.clients.algorithms.base import Client
-from fedspec_dist.clients.algorithms.scaffold import Scaffold
+from fedspec_dist.clients.algorithms.controls import Scaffold
 from fedspec_dist.config.methods import register
 
 

@@ -8,14 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedspec_dist.clients.algorithms.base import LocalAlgorithm
-from fedspec_dist.clients.algorithms.fedavg import FedAvg
-from fedspec_dist.clients.algorithms.fedcm import FedCM
-from fedspec_dist.clients.algorithms.feddc import FedDC
-from fedspec_dist.clients.algorithms.feddyn import FedDyn
-from fedspec_dist.clients.algorithms.fednova import FedNova
-from fedspec_dist.clients.algorithms.fedprox import FedProx
-from fedspec_dist.clients.algorithms.scaffold import Scaffold
+from fedspec_dist.clients.algorithms.base import FedAvg, LocalAlgorithm
+from fedspec_dist.clients.algorithms.controls import FedDC, Scaffold
+from fedspec_dist.clients.algorithms.proximal import FedDyn, FedNova, FedProx
+from fedspec_dist.clients.algorithms.sharpness import FedCM
 from fedspec_dist.clients.optimizers import LocalSgd
 from fedspec_dist.config.methods import LOCAL_ALGORITHMS
 from tests.clients.harness import F64, OPTIMUM, START, Federation, toy, train

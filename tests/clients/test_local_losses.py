@@ -11,10 +11,16 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedspec_dist.clients.algorithms.base import LocalAlgorithm
-from fedspec_dist.clients.algorithms.feddecorr import FedDecorr, decorrelation
-from fedspec_dist.clients.algorithms.fedlc import FedLC, calibrate, cross_entropy_among_others
 from fedspec_dist.clients.algorithms.fedrcl import FedRCL, contrast, relaxation, relaxed_contrastive
-from fedspec_dist.clients.algorithms.moon import Moon, contrastive
+from fedspec_dist.clients.algorithms.losses import (
+    FedDecorr,
+    FedLC,
+    Moon,
+    calibrate,
+    contrastive,
+    cross_entropy_among_others,
+    decorrelation,
+)
 from fedspec_dist.config.methods import LOCAL_ALGORITHMS, MODELS
 from fedspec_dist.models.network import Network
 from tests import reference

@@ -15,14 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedspec_dist.clients.algorithms.base import Client, LocalAlgorithm
-from fedspec_dist.clients.algorithms.fedavg import FedAvg
-from fedspec_dist.clients.algorithms.fedcm import FedCM
-from fedspec_dist.clients.algorithms.feddc import FedDC
-from fedspec_dist.clients.algorithms.feddecorr import FedDecorr
-from fedspec_dist.clients.algorithms.feddyn import FedDyn
-from fedspec_dist.clients.algorithms.fednova import FedNova
-from fedspec_dist.clients.algorithms.fedprox import FedProx
+from fedspec_dist.clients.algorithms.base import Client, FedAvg, LocalAlgorithm
+from fedspec_dist.clients.algorithms.controls import FedDC
+from fedspec_dist.clients.algorithms.losses import FedDecorr
+from fedspec_dist.clients.algorithms.proximal import FedDyn, FedNova, FedProx
+from fedspec_dist.clients.algorithms.sharpness import FedCM
 from fedspec_dist.clients.optimizers import LocalSgd
 from fedspec_dist.clients.vectors import LocalVectors
 from fedspec_dist.config.methods import LOCAL_ALGORITHMS

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedspec_dist.clients.algorithms.fedavg import FedAvg
+from fedspec_dist.clients.algorithms.base import FedAvg
 from fedspec_dist.clients.optimizers import LocalAdam, LocalAdamW, LocalOptimizer, LocalSgd
 from fedspec_dist.clients.step import LocalMethods, local_step
 from fedspec_dist.clients.vectors import LocalVectors

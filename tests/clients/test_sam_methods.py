@@ -8,10 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedspec_dist.clients.algorithms.fedavg import FedAvg
-from fedspec_dist.clients.algorithms.fedcm import FedCM
-from fedspec_dist.clients.algorithms.fedsam import FedSAM
-from fedspec_dist.clients.algorithms.mofedsam import MoFedSAM
+from fedspec_dist.clients.algorithms.base import FedAvg
+from fedspec_dist.clients.algorithms.sharpness import FedCM, FedSAM, MoFedSAM
 from fedspec_dist.clients.optimizers import LocalSgd
 from fedspec_dist.config.methods import FILTERS, LOCAL_ALGORITHMS
 from fedspec_dist.core.parameters import Segment

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.one_client import FILTER_SEED, ROUND_INDEX, OneClient, work_of
-from fedspec_dist.clients.algorithms.base import Client, LocalAlgorithm
-from fedspec_dist.clients.algorithms.fedavg import FedAvg
+from fedspec_dist.clients.algorithms.base import Client, FedAvg, LocalAlgorithm
 from fedspec_dist.clients.executors.base import ClientWork
 from fedspec_dist.clients.optimizers import LocalSgd
 from fedspec_dist.clients.step import LocalMethods

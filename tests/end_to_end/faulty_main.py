@@ -18,7 +18,7 @@ from fedspec_dist.clients.executors.base import Sent
 from fedspec_dist.distributed import collectives
 from fedspec_dist.processes import stop, watch
 from fedspec_dist.rounds import loop
-from fedspec_dist.server.aggregators.fedavg import FedAvg
+from fedspec_dist.server.aggregators.means import FedAvg
 
 
 def _faulty(config: Any, runtime: Any, federation: Any, stage: Any, sent: Sent, *work: Any) -> Any:

@@ -16,8 +16,7 @@ from fedspec_dist.clients.algorithms.base import LocalAlgorithm
 from fedspec_dist.clients.executors.base import ClientWork, Sent
 from fedspec_dist.clients.executors.sequential import SequentialExecutor
 from fedspec_dist.clients.optimizers import LocalSgd
-from fedspec_dist.clients.statistics.fisher_diagonal import FisherDiagonal
-from fedspec_dist.clients.statistics.sketches import Sketches
+from fedspec_dist.clients.statistics.derivatives import FisherDiagonal, Sketches
 from fedspec_dist.clients.step import LocalMethods
 from fedspec_dist.config.methods import FILTERS
 from fedspec_dist.core.parameters import ParameterLayout

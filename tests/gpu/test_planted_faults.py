@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fedspec_dist.clients.algorithms.fedavg import FedAvg
+from fedspec_dist.clients.algorithms.base import FedAvg
 from fedspec_dist.clients.optimizers import LocalSgd
-from fedspec_dist.clients.statistics import sketches as sketching
+from fedspec_dist.clients.statistics import derivatives
 from fedspec_dist.config.methods import LOCAL_ALGORITHMS, MODELS
 from fedspec_dist.distributed.collectives import ProcessGroup
 from fedspec_dist.distributed.update_matrix import UpdateMatrix
@@ -186,9 +186,9 @@ def test_a_loop_over_the_kernel_shows_in_the_number_of_launches(monkeypatch: pyt
 def test_numbers_drawn_on_the_gpu_are_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     sketches = [*QUICK, "server.aggregator={type: fipa, rank: 2, oversampling: 1}"]
     assert not run_on_gpu(sketches, tmp_path / "sound")[1].draws
-    monkeypatch.setattr(sketching, "random_basis", lambda p, columns, *more: torch.randn(p, columns, device=GPU))
+    monkeypatch.setattr(derivatives, "random_basis", lambda p, columns, *more: torch.randn(p, columns, device=GPU))
     _, gpu = run_on_gpu(sketches, tmp_path / "planted")
-    assert [line.partition(":")[0] for line in gpu.draws] == ["clients/statistics/sketches.py"]
+    assert [line.partition(":")[0] for line in gpu.draws] == ["clients/statistics/derivatives.py"]
 
 
 def test_memory_that_is_read_before_it_is_written_is_not_a_number(

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fedspec_dist.clients.statistics import sketches as sketching
+from fedspec_dist.clients.statistics import derivatives
 from fedspec_dist.config.methods import FILTERS, LOCAL_ALGORITHMS, MODELS
 from fedspec_dist.distributed.collectives import Collectives, ProcessGroup
 from fedspec_dist.fisher import products
@@ -215,7 +215,7 @@ def test_a_sketch_starts_from_the_same_basis_on_any_device_drawn_once_a_round(
         drawn.append(random_basis(*args, **kwargs).cpu())
         return drawn[-1].to(args[3])
 
-    monkeypatch.setattr(sketching, "random_basis", watched)
+    monkeypatch.setattr(derivatives, "random_basis", watched)
     sketches = ["server.aggregator={type: fipa, rank: 2, oversampling: 2}", "model=mlp", "model.hidden=[6]"]
     run_on_gpu(sketches, tmp_path / "gpu")
     run_job(tiny(sketches), tmp_path / "cpu")

@@ -17,7 +17,7 @@ from fedspec_dist.core.cohort import Cohort, Direction
 from fedspec_dist.data.images.synthetic import Synthetic
 from fedspec_dist.filters.identity import Identity
 from fedspec_dist.models.network import Network
-from fedspec_dist.server.aggregators.fedavg import FedAvg
+from fedspec_dist.server.aggregators.means import FedAvg
 from fedspec_dist.server.optimizers import Sgd
 from fedspec_dist.server.protocols import Transformed, Weights
 from fedspec_dist.server.transforms.mixed import mix

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedspec_dist.clients.algorithms.base import LocalAlgorithm
-from fedspec_dist.clients.algorithms.scaffold import Scaffold
+from fedspec_dist.clients.algorithms.controls import Scaffold
 from fedspec_dist.clients.executors.base import ClientReport, Rows
 from fedspec_dist.config import methods
 from fedspec_dist.config.methods import AGGREGATORS, FILTERS, TRANSFORMS, WEIGHTS
@@ -24,11 +24,11 @@ from fedspec_dist.rounds.divergence import NonFiniteModelError
 from fedspec_dist.rounds.local import LocalResult, NonFiniteUpdateError, share_results
 from fedspec_dist.rounds.server import FederatedServer
 from fedspec_dist.rounds.server_memory import ServerMethods
-from fedspec_dist.server.aggregators.fedavg import FedAvg
 from fedspec_dist.server.aggregators.fedgh import FedGH
-from fedspec_dist.server.aggregators.median import Median
+from fedspec_dist.server.aggregators.means import FedAvg
+from fedspec_dist.server.aggregators.robust import Median
 from fedspec_dist.server.optimizers import Sgd
-from fedspec_dist.server.transforms.clip import Clip
+from fedspec_dist.server.transforms.privacy import Clip
 from fedspec_dist.server.weights.shares import Samples
 from tests.distributed.harness import run_ranks
 from tests.reference import dense_cohort, fedgh_vectors, fipa_dense

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedspec_dist.core.cohort import Cohort, Direction
-from fedspec_dist.server.aggregators.fednova import FedNova
+from fedspec_dist.server.aggregators.means import FedNova
 from fedspec_dist.server.optimizers import Momentum
 from tests.reference import dense_cohort
 

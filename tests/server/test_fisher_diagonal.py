@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedspec_dist.server.aggregators.fisher_diagonal import FisherDiagonal
+from fedspec_dist.server.aggregators.means import FisherDiagonal
 from tests.reference import dense_cohort
 
 THETA = torch.tensor([5.0, -1.0], dtype=torch.float64)

@@ -10,8 +10,7 @@ import torch
 
 pytest.importorskip("dp_accounting")
 
-from fedspec_dist.server.transforms.noise import Noise
-from fedspec_dist.server.transforms.privacy import _ORDERS, epsilon
+from fedspec_dist.server.transforms.privacy import _ORDERS, Noise, epsilon
 from tests.reference import dense_cohort
 
 

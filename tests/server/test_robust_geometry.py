@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from fedspec_dist.config.methods import AGGREGATORS
-from fedspec_dist.server.aggregators.centered_clipping import CenteredClipping
-from fedspec_dist.server.aggregators.geometric_median import GeometricMedian
-from fedspec_dist.server.aggregators.krum import Krum, MultiKrum, num_byzantine
+from fedspec_dist.server.aggregators.robust import CenteredClipping, GeometricMedian, Krum, MultiKrum, num_byzantine
 from tests.reference import centered_clipping, dense_cohort, geometric_median, krum_order, multi_krum_mean
 
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedspec_dist.server.aggregators.median import Median
-from fedspec_dist.server.aggregators.trimmed_mean import TrimmedMean, num_cut
+from fedspec_dist.server.aggregators.robust import Median, TrimmedMean, num_cut
 from tests.reference import dense_cohort, median_columns, trimmed_columns
 
 ROWS = torch.tensor([[1.0, 5], [2, 5], [9, 5], [4, -7], [3, 0]], dtype=torch.float64)

@@ -15,9 +15,8 @@ from fedspec_dist.config.methods import AGGREGATORS, TRANSFORMS
 from fedspec_dist.core.cohort import Cohort
 from fedspec_dist.distributed.collectives import Collectives, SingleProcess
 from fedspec_dist.distributed.columns import Columns
-from fedspec_dist.server.transforms.clip import Clip
 from fedspec_dist.server.transforms.mixed import Mixed, Term, as_mixed, mix
-from fedspec_dist.server.transforms.noise import Noise
+from fedspec_dist.server.transforms.privacy import Clip, Noise
 from tests.distributed.harness import run_ranks
 from tests.reference import DenseRows, dense_cohort, fedgh_vectors
 from tests.server.test_on_ranks import SEGMENTS, K, P, dense_round, spread

@@ -121,3 +121,11 @@ class LocalAlgorithm:
         `state` has this rank's slices of the vectors in `server`, changed in place.
         """
         return direction
+
+
+class FedAvg(LocalAlgorithm):
+    """Plain local SGD: the step follows the data gradient.
+
+    H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Aguera y Arcas, "Communication-Efficient Learning of Deep
+    Networks from Decentralized Data", 2017, algorithm 1.
+    """

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, softplus
 
 from fedspec_dist.clients.algorithms.base import Client, LocalAlgorithm
-from fedspec_dist.clients.algorithms.moon import unit
+from fedspec_dist.clients.algorithms.losses import unit
 
 _NUM_NEGATIVES = 2
 

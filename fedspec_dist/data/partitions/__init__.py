@@ -4,10 +4,9 @@ Every function is `(samples, num_clients, rng, **parameters) -> one sorted int64
 same samples, parameters and generator state, same partition, on every rank. No sample is given twice.
 """
 
-from .by_client_id import natural
 from .by_dirichlet import dirichlet, dirichlet_balanced, dirichlet_uncapped
 from .few_classes import pathological, shards
-from .label_blind import iid, quantity_skew
+from .label_blind import iid, natural, quantity_skew
 from .samples import Clients, Samples, class_counts, target_bins
 
 __all__ = [
