@@ -31,7 +31,7 @@ class Regression(Task):
         if targets is None or not targets.is_floating_point() or targets.dim() > 2:
             raise ValueError(
                 "task: regression needs real numbers, one or a row of them for each sample; the data set has "
-                f"{suited(targets)}"
+                f"{suited(targets)}; in a csv file, whole numbers are amounts with data.kind: regression"
             )
         if targets[0].numel() != data.num_outputs:
             raise ValueError(

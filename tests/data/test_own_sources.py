@@ -72,6 +72,19 @@ def test_a_table(tmp_path: Path) -> None:
     assert len(raw.test) == 6
 
 
+def test_whole_numbers_are_classes_or_amounts(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("age,rooms\n" + "".join(f"{n},{n % 4}\n" for n in range(20)))
+    (tmp_path / "all.csv").write_text("age,price\n" + "".join(f"{n},{10 * n}\n" for n in range(20)))
+    assert checked("csv", tmp_path, path="x.csv", target="rooms").num_outputs == 4
+    assert checked("csv", tmp_path, path="all.csv", target="price", standardize_target=True).num_groups == 0
+    amounts = tiny([f"data={{dataset: csv, path: {tmp_path}/all.csv, target: price, kind: regression, "
+                    f"partition: {{type: iid, clients: 4}}}}",
+                    "task=regression", "model={type: mlp, hidden: [4]}", "filter=none"])  # fmt: skip
+    assert load_federation(amounts, prepares=True).dataset.train.targets.is_floating_point()
+    with pytest.raises(ValueError, match=r"data\.kind: regression$"):
+        checked("csv", tmp_path, path="all.csv", target="price")
+
+
 def test_of_two_tables_the_training_samples_alone_decide(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,kind,y\n1,p,no\n3,q,yes\n")
     with gzip.open(tmp_path / "b.csv.gz", "wt") as file:

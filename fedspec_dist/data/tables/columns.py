@@ -43,15 +43,15 @@ class Table:
             )
         return words
 
-    def mapped(self, name: str, numbers: dict[Any, int], numeric: bool) -> np.ndarray:
-        """The numbers of a column's words, or of what they are as numbers, int64 `[n]`."""
+    def mapped(self, name: str, numbers: dict[Any, int], numeric: bool, hint: str = "") -> np.ndarray:
+        """The numbers of a column's words, or of what they are as numbers, int64 `[n]`; `hint` ends an error."""
         words = self.column(name)
         keys = [float(word) if numeric and _is_finite(word) else word for word in words]
         unknown = next((place for place, key in enumerate(keys) if key not in numbers), None)
         if unknown is not None:
             raise ValueError(
                 f"data: {self.path}, line {self.numbers[unknown]}: {name} is {words[unknown]!r}, which no training "
-                "sample has"
+                f"sample has{hint}"
             )
         return np.array([numbers[key] for key in keys], dtype=np.int64)
 

@@ -23,7 +23,7 @@ class Csv(OwnFiles):
         features: names of columns; all others when not given.
         client: the column that says whose a sample is.
         kind: `classification` numbers the targets' values in their order, `regression` takes them as numbers; `auto` is
-            regression for numbers that are not all whole, or of several columns.
+            regression for numbers that are not all whole, of several columns, or standardised.
         standardize_target: of a regression; then metrics are in units of the deviation.
     """
 
@@ -56,7 +56,7 @@ class Csv(OwnFiles):
     def fingerprint(self) -> str:
         split = (self._test_fraction, self.seed) if len(self._paths) == 1 else ()
         settings = (self._targets, self._features, self._client, self._kind, self._standardize_target, split)
-        return digest_of(("csv 2", settings), self._located())
+        return digest_of(("csv 3", settings), self._located())
 
     def load(self) -> RawData:
         tables = [read_table(path) for path in self._located()]
@@ -105,7 +105,8 @@ class Csv(OwnFiles):
         whole = numeric and all(float(word).is_integer() for column in words for word in column)
         kind = self._kind
         if kind == "auto":
-            kind = "regression" if numeric and (not whole or len(words) > 1) else "classification"
+            amounts = not whole or len(words) > 1 or self._standardize_target
+            kind = "regression" if numeric and amounts else "classification"
         if kind == "classification":
             if len(words) > 1:
                 raise ValueError(f"data.target: got {self._targets}; of a classification allowed is one column")
@@ -118,7 +119,8 @@ class Csv(OwnFiles):
             else:
                 classes = sorted(set(words[0]))
                 numbers = {word: number for number, word in enumerate(classes)}
-            first, second = (table.mapped(name, numbers, numeric) for table in (train, test))
+            hint = "; where whole numbers are amounts: data.kind: regression" if numeric else ""
+            first, second = (table.mapped(name, numbers, numeric, hint) for table in (train, test))
             count = max(len(classes), 2)
             return (first, second), count, count, [{"classes": classes}]
         columns = [
