@@ -112,6 +112,16 @@ def test_a_family_that_acts_where_clients_train_or_in_order_is_all_here(family: 
     assert [name for name in methods.FAMILIES[family].table if name not in (*re.findall(r"\w+", given), "none")] == []
 
 
+@pytest.mark.parametrize("name", [*SETTINGS, "batched"])
+def test_same_bits_with_the_checks_of_debug(name: str, tmp_path: Path) -> None:
+    overrides = [*SETTINGS.get(name, ["runtime.executor=batched"]), "rounds=1"]
+    usual = run_job(tiny(overrides), tmp_path / "usual")
+    with torch.autograd.set_detect_anomaly(True):
+        checked = run_job(tiny(overrides), tmp_path / "checked")
+    assert checked.results() == usual.results()
+    assert all(torch.equal(checked.model[key], tensor) for key, tensor in usual.model.items())
+
+
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_same_bits_on_any_number_of_ranks(num_ranks: int, undisturbed: dict[str, Finished], tmp_path: Path) -> None:
     for rank, found in enumerate(run_ranks(_runs, num_ranks, tmp_path, str(tmp_path), None, timeout_s=300)):
