@@ -19,7 +19,12 @@ class Batch:
     targets: Tensor | None = None
 
     def __len__(self) -> int:
-        return len(self.inputs[0] if isinstance(self.inputs, tuple) else self.inputs)
+        return len(self.all_inputs[0])
+
+    @property
+    def all_inputs(self) -> tuple[Tensor, ...]:
+        """The one input in a tuple, or the several."""
+        return self.inputs if isinstance(self.inputs, tuple) else (self.inputs,)
 
     def through(self, model: Callable[..., Any]) -> Any:
         """What a model gives for the inputs; several are its arguments, in order."""

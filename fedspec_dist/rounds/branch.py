@@ -15,6 +15,7 @@ from fedspec_dist.config import Config, ConfigError, expand_home, load
 from fedspec_dist.rounds.checkpoint import MODEL, SavedState, load_checkpoint
 from fedspec_dist.rounds.phases import phase_of_round
 from fedspec_dist.runs.branch import source_checkpoint
+from fedspec_dist.runs.identity import ChangedError, Identity, differences
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ class Beginning:
     clients: Iterable[Mapping[int, Tensor]] = ()
     carries_on: bool = False
     first_phase: int = 0  # phases that came before
+    accepted: Sequence[str] = ()  # what changed since, in words
 
     @staticmethod
     def of(saved: SavedState) -> Beginning:
@@ -39,13 +41,12 @@ class Beginning:
         return Beginning(saved.first, saved.model, saved.server, saved.clients, first_phase=saved.first_phase)
 
 
-def beginning(config: Config, module: nn.Module, content: str = "") -> Beginning:
+def beginning(config: Config, module: nn.Module, identity: Identity, accept_changes: bool = False) -> Beginning:
     """From the config's `init`; rank 0 reads it, once, before the first checkpoint of the run's own.
-
-    `content` is the digest of the data, where it is known.
 
     Raises:
         ValueError: what it names is not there, is damaged, or is of another model, task or data set.
+        ChangedError: methods go on whose sources changed since, and nobody accepts it.
     """
     init = config.init
     if init is None:
@@ -54,7 +55,7 @@ def beginning(config: Config, module: nn.Module, content: str = "") -> Beginning
         return Beginning(model=_weights(expand_home("init.weights", init.weights), module, init.strict))
     path = source_checkpoint(config)
     source, before = _load(path), _source_config(config)
-    _require_same_work(config, before, source, content, path)
+    _require_same_work(config, before, source, identity.data, path)
     _require_fit("init.run", str(init.run), module.state_dict(), source.model, strict=True)
     schedule = before.schedule()
     number = phase_of_round(schedule, source.round - source.first - 1)
@@ -71,7 +72,21 @@ def beginning(config: Config, module: nn.Module, content: str = "") -> Beginning
     phase = source.first_phase + number + (not carries_on)
     if not carries_on:
         return Beginning(source.round, source.model, first_phase=phase)
-    return Beginning(source.round, source.model, source.server, source.clients, True, phase)
+    accepted = _changed_plugins(source, identity, path, accept_changes)
+    return Beginning(source.round, source.model, source.server, source.clients, True, phase, accepted)
+
+
+def _changed_plugins(source: SavedState, now: Identity, path: Path, accept: bool) -> list[str]:
+    """What changed in the plugins that both use."""
+    then = source.identity.plugins if source.identity is not None else {}
+    both = then.keys() & now.plugins.keys() - {"init"}  # which names where each of them began
+    changed = differences(*(Identity(plugins={name: of[name] for name in both}) for of in (then, now.plugins)))
+    if changed and not accept:
+        raise ChangedError(
+            f"init.run: since {path} was written this changed: {'; '.join(changed)}. Put it back, begin with the model "
+            f"alone by init.weights: {path / MODEL}, or give --accept-changes, which goes on and writes that down"
+        )
+    return changed
 
 
 def _load(path: Path) -> SavedState:

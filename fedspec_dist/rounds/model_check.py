@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from fedspec_dist.config import Config
 from fedspec_dist.config.methods import TASKS, headline_of
 from fedspec_dist.core.batch import Batch
+from fedspec_dist.core.parameters import matches
 from fedspec_dist.models.network import evaluating
 from fedspec_dist.tasks.base import Task
 
@@ -30,9 +31,11 @@ def check_model(config: Config, model: Any, batch: Batch, num_outputs: int, task
     if not any(True for _ in model.parameters()):
         raise ValueError(f"model: {name} has no parameters; there is nothing to train")
     _check_types(config, name, model)
+    _check_frozen(config, name, model)
     tried = deepcopy(model).train()
     if config.runtime.dtype == "float64":
         tried.double()
+    given, batch = batch, deepcopy(batch)
     explained = _Explained(f"model: {name} cannot be applied to", batch)
     with explained:
         outputs = task.outputs(tried, batch)
@@ -50,6 +53,27 @@ def check_model(config: Config, model: Any, batch: Batch, num_outputs: int, task
             "allowed is one that torch can differentiate in the parameters"
         )
     _check_metrics(config, tried, batch, task)
+    if not _same(given, batch):
+        raise ValueError(
+            f"model: {name} or the task changes the samples it is given, as x += 1 and nn.ReLU(inplace=True) do where "
+            "they come first; the next pass would see other ones: let it work on a copy"
+        )
+
+
+def _same(batch: Batch, other: Batch) -> bool:
+    pairs = zip(*([*part.all_inputs, part.targets] for part in (batch, other)), strict=True)
+    return all(a is b or torch.equal(a, b) for a, b in pairs)
+
+
+def _check_frozen(config: Config, name: str, model: nn.Module) -> None:
+    """Whoever turns `requires_grad` off means something by it; what trains is said in one place."""
+    frozen = [key for key, parameter in model.named_parameters() if not parameter.requires_grad]
+    for phase in config.schedule():
+        if clash := [key for key in frozen if matches(key, phase.trainable)]:
+            raise ValueError(
+                f"model: {name} turns requires_grad off for {clash[0]}, which trainable, {phase.trainable}, matches; "
+                "give there patterns of what trains, or make a buffer (register_buffer) of what never does"
+            )
 
 
 def _check_metrics(config: Config, model: nn.Module, batch: Batch, task: Task) -> None:
@@ -97,8 +121,7 @@ class _Explained:
 
     def __init__(self, what: str, batch: Batch) -> None:
         self._what = what
-        inputs = batch.inputs if isinstance(batch.inputs, tuple) else (batch.inputs,)
-        self._shapes = " and ".join(f"{list(part.shape[1:])} ({str(part.dtype)[6:]})" for part in inputs)
+        self._shapes = " and ".join(f"{list(part.shape[1:])} ({str(part.dtype)[6:]})" for part in batch.all_inputs)
 
     def __enter__(self) -> None:
         pass

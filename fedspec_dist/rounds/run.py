@@ -108,7 +108,8 @@ def _work(
         log.info("resuming after round %d", saved.round)
         start, completed = Beginning.of(saved), saved.round
     else:
-        start = beginning(config, module, identity.data) if runtime.is_main else Beginning()
+        start = beginning(config, module, identity, accept_changes) if runtime.is_main else Beginning()
+        accepted = [*start.accepted]
         completed = start.first
     start, completed = _share(module, start, completed, runtime)
     phases = Phases(config, module.to(runtime.device), federation, runtime, start.first, start.first_phase)

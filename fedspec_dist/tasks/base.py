@@ -34,7 +34,7 @@ class Task:
         if not has_curvature(self):
             raise ValueError(
                 f"server.aggregator: got one that needs the Fisher matrix, but the task {type(self).__name__} has no "
-                "curvature and curvature_root; allowed with it: any other aggregator, or give the task both"
+                "curvature and curvature_root; allowed: one without, such as fedavg, or give the task both"
             )
 
     def outputs(self, model: Any, batch: Batch) -> Tensor:

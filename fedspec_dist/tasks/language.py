@@ -48,7 +48,8 @@ class Language(Task):
         if list(outputs.shape) != expected:
             raise ValueError(
                 f"model: {model_name} gives shape {list(outputs.shape)} for {len(batch)} sequences; allowed is "
-                f"{expected}, a number for each class or word, of each target"
+                f"{expected}, a number for each class or word, of each target; the networks of the house have "
+                "model.outputs: sequence, or tokens for a target at each place"
             )
 
     def output_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -81,7 +82,7 @@ class Language(Task):
         if data.train.targets.dim() > 1:
             raise ValueError(
                 "server.aggregator: got one that needs the Fisher matrix, which task language has for one target a "
-                "sequence only, not for one at each place; allowed with it: any other aggregator"
+                "sequence only, not for one at each place; allowed: one without, such as fedavg"
             )
 
     curvature = Classification.curvature

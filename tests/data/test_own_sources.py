@@ -85,6 +85,16 @@ def test_whole_numbers_are_classes_or_amounts(tmp_path: Path) -> None:
         checked("csv", tmp_path, path="all.csv", target="price")
 
 
+def test_a_word_among_numbers_of_the_target_is_named(tmp_path: Path) -> None:
+    lines = [f"{n},{1.5 * n}" for n in range(20)]
+    (tmp_path / "x.csv").write_text("\n".join(["age,price", *lines, "7,NA"]))
+    (tmp_path / "y.csv").write_text("\n".join(["age,price", *lines]))
+    with pytest.raises(ValueError, match=r"x\.csv, line 22: price is 'NA'"):
+        checked("csv", tmp_path, train="x.csv", test="y.csv", target="price")
+    with pytest.raises(ValueError, match=r"x\.csv, line 22: price is 'NA'"):
+        checked("csv", tmp_path, train="y.csv", test="x.csv", target="price")
+
+
 def test_of_two_tables_the_training_samples_alone_decide(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,kind,y\n1,p,no\n3,q,yes\n")
     with gzip.open(tmp_path / "b.csv.gz", "wt") as file:

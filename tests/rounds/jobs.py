@@ -24,6 +24,7 @@ from fedspec_dist.rounds.loop import Job, train
 from fedspec_dist.rounds.making import build_model
 from fedspec_dist.rounds.phases import Phases
 from fedspec_dist.runs.folder import RunFolder, write_text
+from fedspec_dist.runs.identity import Identity
 from fedspec_dist.runs.trackers.metrics import ClientsFile, ClientTracker
 
 # Six clients of different sizes, three a round, two or more batches each.
@@ -104,7 +105,7 @@ def run_job(
     if saved is not None:
         start, completed = Beginning.of(saved), saved.round
     else:
-        start = beginning(config, module)
+        start = beginning(config, module, Identity())
         completed = start.first
     if start.model:
         module.load_state_dict(dict(start.model))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -191,3 +194,35 @@ def test_a_finished_run_is_carried_on(phases: list[str], tmp_path: Path, capsys:
     assert (whole / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
     assert main(["--continue-from", str(tmp_path / "none")]) == 2
     assert "has no config.yaml" in capsys.readouterr().err
+
+
+PLUGIN = """
+from fedspec_dist.clients.algorithms.base import LocalAlgorithm
+from fedspec_dist.config.methods import register
+
+class Bent(LocalAlgorithm):
+    def correct(self, vectors):
+        vectors.gradient.mul_({factor})
+
+register("local.algorithm", "bent", "bent:Bent")
+"""
+
+
+def test_an_edited_plugin_is_not_carried_on_unless_that_is_accepted(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def started(factor: float, *arguments: str) -> int:
+        (tmp_path / "bent.py").write_text(PLUGIN.format(factor=factor))
+        command = [sys.executable, "-m", "fedspec_dist.main", *arguments, "--debug"]
+        paths = os.pathsep.join([str(tmp_path), os.getcwd()])
+        return subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, check=False).returncode
+
+    assert started(0.5, *QUICK, "rounds=1", "plugins=[bent]", "local.algorithm=bent", f"output={tmp_path}/runs") == 0
+    (first,) = (tmp_path / "runs").glob("*")
+    more = ["--continue-from", str(first), "rounds=1"]
+    assert started(0.7, *more) != 0
+    assert "the plugin bent (then" in capfd.readouterr().err
+    assert started(0.7, *more, "--accept-changes") == 0
+    (second,) = (path for path in (tmp_path / "runs").glob("*") if path != first)
+    assert "bent" in str(json.loads((second / "environment.json").read_text()))
+    assert started(0.5, *more, "name=same") == 0

@@ -466,6 +466,30 @@ def test_what_a_task_gives_is_checked_before_the_first_round(
         build_model(config, load_federation(config, prepares=True).dataset)
 
 
+class InPlace(nn.Module):
+    def __init__(self, freezes: bool = False) -> None:
+        super().__init__()
+        self.fc = nn.Linear(64, 3).requires_grad_(not freezes)
+        self.first = nn.ReLU(inplace=not freezes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.fc(self.first(x).flatten(1))
+        return scores
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ("", r"^model: module or the task changes the samples it is given"),
+        (", arguments: {freezes: true}", r"^model: module turns requires_grad off for fc\.weight, which trainable, .*"),
+    ],
+)
+def test_what_a_network_does_unseen_is_refused(settings: str, problem: str) -> None:
+    config = tiny([f"model={{type: module, path: '{__name__}:InPlace'{settings}}}"])
+    with pytest.raises(ValueError, match=problem):
+        build_model(config, load_federation(config, prepares=True).dataset)
+
+
 @pytest.mark.parametrize(
     ("made", "listed", "problem"),
     [

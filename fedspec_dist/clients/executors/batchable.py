@@ -44,7 +44,10 @@ def require_batchable(
     """
     algorithm = methods.algorithm
     if moving:
-        raise cannot("the model's batch norm normalises over the samples of one client: choose another norm")
+        raise cannot(
+            f"training changes the model's buffers ({', '.join(sorted(moving)[:3])}), as batch norm's do from the "
+            "samples of one client: choose another norm"
+        )
     if on_features:
         raise cannot("the local method acts on the model's features, not on its outputs")
     if algorithm.needs_full_gradient:

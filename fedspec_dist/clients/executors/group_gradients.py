@@ -47,7 +47,7 @@ class GroupGradients:
         """
         if self.takes_clients or batch.targets is None:
             return self._of_own_losses(theta, batch, padding, clients)
-        inputs = batch.inputs if isinstance(batch.inputs, tuple) else (batch.inputs,)
+        inputs = batch.all_inputs
         given = (theta, padding, batch.targets, *inputs)
         key = tuple((tensor.shape, tensor.dtype) for tensor in given)
         if key not in self._recorded:
@@ -61,7 +61,7 @@ class GroupGradients:
             if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.padding_idx is not None:
                 return "torch.func.vmap gets the gradients of an embedding with padding_idx wrong: multiply by a mask"
         places = torch.tensor([[0, 0, 1], [0, 1, 0], [0, 0, 0]], device=theta.device)
-        inputs = batch.inputs if isinstance(batch.inputs, tuple) else (batch.inputs,)
+        inputs = batch.all_inputs
         tried = tuple(part[places] for part in inputs)
         rows = theta.expand(len(places), -1)
         try:
@@ -112,7 +112,7 @@ class GroupGradients:
         """By the local method's or the task's loss, one client after the other, of outputs made at once."""
         theta = theta.detach().requires_grad_()
         several = isinstance(batch.inputs, tuple)
-        inputs = batch.inputs if isinstance(batch.inputs, tuple) else (batch.inputs,)
+        inputs = batch.all_inputs
         outputs = self._outputs(theta, *inputs)
         losses, counts = [], (~padding).sum(1).tolist()
         for place, (client, count) in enumerate(zip(clients, counts, strict=True)):

@@ -132,14 +132,9 @@ def _categories(table: Table, name: str, key: str, words: Sequence[str]) -> list
     """A column's different words.
 
     Raises:
-        ValueError: nearly all are numbers, so that the others say that something is missing; or there are too many.
+        ValueError: see `require_words`; or there are too many.
     """
-    others = [place for place, word in enumerate(words) if not _is_finite(word)]
-    if 2 * len(others) < len(words):
-        raise ValueError(
-            f"{key}: {table.path}, line {table.numbers[others[0]]}: {name} is {words[others[0]]!r}, but most of the "
-            "column are numbers; fill it, or leave the line or the column out"
-        )
+    require_words(table, name, key, words)
     found = sorted(set(words))
     if len(found) > _MAX_CATEGORIES:
         raise ValueError(
@@ -147,6 +142,16 @@ def _categories(table: Table, name: str, key: str, words: Sequence[str]) -> list
             "becomes a column: leave it out"
         )
     return found
+
+
+def require_words(table: Table, name: str, key: str, words: Sequence[str]) -> None:
+    """Raises ValueError where most words of a column are numbers, so that the others say that something is missing."""
+    others = [place for place, word in enumerate(words) if not _is_finite(word)]
+    if 2 * len(others) < len(words):
+        raise ValueError(
+            f"{key}: {table.path}, line {table.numbers[others[0]]}: {name} is {words[others[0]]!r}, but most of the "
+            "column are numbers; fill it, or leave the line or the column out"
+        )
 
 
 def _is_finite(word: str) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedspec_dist.data.own_files import OwnFiles, digest_of
 from fedspec_dist.data.raw import RawData, Split, numbered
-from fedspec_dist.data.tables.columns import Feature, Table, as_numbers, read_table
+from fedspec_dist.data.tables.columns import Feature, Table, as_numbers, read_table, require_words
 
 
 class Csv(OwnFiles):
@@ -117,6 +117,8 @@ class Csv(OwnFiles):
                 classes = [f"{value:.0f}" if value.is_integer() else repr(value) for value in values]
                 numbers: dict[Any, int] = {value: number for number, value in enumerate(values)}
             else:
+                if self._kind == "auto":
+                    require_words(train, name, "data.target", words[0])
                 classes = sorted(set(words[0]))
                 numbers = {word: number for number, word in enumerate(classes)}
             hint = "; where whole numbers are amounts: data.kind: regression" if numeric else ""
