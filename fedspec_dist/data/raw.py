@@ -139,6 +139,15 @@ def _check_numbers(what: str, numbers: np.ndarray | None, count: int | None) -> 
 
 def numbered(train: np.ndarray, test: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
     """Ids of any kind, `[n]`, as numbers in their order: the same ones in both splits."""
-    ids = np.unique(train if test is None else np.concatenate([train, test]))
+    ids = _different(train, test)
     numbers = np.searchsorted(ids, train).astype(np.int64)
     return numbers, None if test is None else np.searchsorted(ids, test).astype(np.int64)
+
+
+def names_of(train: np.ndarray, test: np.ndarray | None) -> list[str]:
+    """What `numbered` numbers, in its order: `facts["client_names"]`, from which a run has its `clients.json`."""
+    return [str(each) for each in _different(train, test).tolist()]
+
+
+def _different(train: np.ndarray, test: np.ndarray | None) -> np.ndarray:
+    return np.unique(train if test is None else np.concatenate([train, test]))

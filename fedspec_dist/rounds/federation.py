@@ -30,6 +30,7 @@ class Federation:
     attackers: tuple[int, ...] = ()  # the malicious clients, whose training labels are what they made of them
     # client -> its number among all clients that the data set has, where a partition takes some of those
     ids: Sequence[int] | None = None
+    names: Sequence[str] | None = None  # client -> what the data call it
     validation: Sequence[np.ndarray] | None = None  # client -> positions in the training set, held out of `clients`
     tests: Sequence[np.ndarray] | None = None  # client -> positions of its own samples in the test set, if it has such
     min_samples: int = 1  # with fewer, a client cannot train

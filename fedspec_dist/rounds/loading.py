@@ -63,6 +63,8 @@ def load_federation(config: Config, prepares: bool, content: str = "") -> Federa
     federation = Federation(dataset, clients)
     if ids is not None and data.partition.type == "natural":
         federation = replace(federation, ids=_ids_used(clients, ids.numpy()))
+        if called := dataset.facts.get("client_names"):
+            federation = replace(federation, names=[called[int(ids[samples[0]])] for samples in clients])
         if dataset.test.clients is not None:
             federation = replace(federation, tests=_own_tests(clients, ids.numpy(), dataset.test.clients.numpy()))
     federation = _with_attackers(config, _with_proxy(config, _with_validation(config, federation)))

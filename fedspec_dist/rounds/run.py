@@ -97,8 +97,9 @@ def _work(
         federation = load_federation(config, runtime.prepares_data, identity.data)
     if not identity.data:  # they have been downloaded
         identity = agree_on_identity(config, runtime)
-    if runtime.is_main and federation.ids is not None:
-        write_json(folder.path / "clients.json", {"ids": federation.ids})
+    known = {"ids": federation.ids, "names": federation.names}
+    if runtime.is_main and any(known.values()):
+        write_json(folder.path / "clients.json", {key: value for key, value in known.items() if value is not None})
     module = build_model(config, federation.dataset)
     federation = suit(config, federation, module)
     federation = federation.to(runtime.device, image_format(runtime.device, config.runtime.precision))

@@ -95,6 +95,23 @@ def test_a_word_among_numbers_of_the_target_is_named(tmp_path: Path) -> None:
         checked("csv", tmp_path, train="y.csv", test="x.csv", target="price")
 
 
+@pytest.mark.parametrize("clients", [2, None])
+def test_clients_keep_the_names_that_the_data_give_them(tmp_path: Path, clients: int | None) -> None:
+    towns = ["Ulm", "Bonn", "Aachen"]
+    lines = [f"{n},{1.5 * n},{towns[n % 3]}" for n in range(60)]
+    (tmp_path / "x.csv").write_text("\n".join(["age,price,town", *lines]))
+    number = "null" if clients is None else str(clients)
+    config = tiny([f"data={{dataset: csv, path: {tmp_path}/x.csv, target: price, client: town}}", "task=regression",
+                   f"data.partition={{type: natural, clients: {number}}}", "model={type: mlp, hidden: [4]}",
+                   "filter=none", "clients_per_round=2"])  # fmt: skip
+    found = load_federation(config, prepares=True)
+    assert found.names is not None
+    for name, samples in zip(found.names, found.clients, strict=True):
+        for sample in samples:  # prices tell the line, and that the town
+            price = float(found.dataset.train.targets[sample])
+            assert towns[round(price / 1.5) % 3] == name
+
+
 def test_of_two_tables_the_training_samples_alone_decide(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,kind,y\n1,p,no\n3,q,yes\n")
     with gzip.open(tmp_path / "b.csv.gz", "wt") as file:
@@ -154,6 +171,7 @@ def test_users_of_leaf_have_their_own_test_samples(tmp_path: Path) -> None:
                    "data.partition={type: natural, clients: null}", "clients_per_round=2"])  # fmt: skip
     federation = load_federation(config, prepares=True)
     assert [len(own) for own in federation.tests] == [4, 0, 4]
+    assert federation.names == ["ann", "bob", "eve"]
 
 
 @pytest.mark.parametrize("shape", [[2, 4], [1, 2, 4], [2, 4, 1]])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedspec_dist.data.own_files import OwnFiles, digest_of
-from fedspec_dist.data.raw import RawData, Split, numbered
+from fedspec_dist.data.raw import RawData, Split, names_of, numbered
 from fedspec_dist.data.tables.columns import Feature, Table, as_numbers, read_table, require_words
 
 
@@ -81,8 +81,10 @@ class Csv(OwnFiles):
         inputs = [np.concatenate([column.of_table(table) for column in columns], axis=1) for table in (train, test)]
         targets, num_outputs, num_groups, of_targets = self._read_targets(train, test)
         clients: tuple[np.ndarray | None, np.ndarray | None] = (None, None)
+        facts: dict[str, Any] = {"features": [column.facts() for column in columns], "targets": of_targets}
         if self._client is not None:
-            clients = numbered(*(np.array(table.column(self._client)) for table in (train, test)))
+            ids = [np.array(table.column(self._client)) for table in (train, test)]
+            clients, facts["client_names"] = numbered(*ids), names_of(*ids)
         groups = targets if num_groups else (None, None)
         made = [Split((inputs[n],), targets[n], groups[n], clients[n]) for n in range(2)]
         return RawData(
@@ -90,7 +92,7 @@ class Csv(OwnFiles):
             made[1],
             num_outputs,
             num_groups,
-            facts={"features": [column.facts() for column in columns], "targets": of_targets},
+            facts=facts,
         )
 
     def _located(self) -> list[Path]:

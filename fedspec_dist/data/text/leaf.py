@@ -15,7 +15,7 @@ import numpy as np
 
 from fedspec_dist.data.images.arrays import Arrays
 from fedspec_dist.data.own_files import OwnFiles, digest_of
-from fedspec_dist.data.raw import RawData, Split, numbered
+from fedspec_dist.data.raw import RawData, Split, names_of, numbered
 from fedspec_dist.data.text.text import texts_as_data
 from fedspec_dist.data.text.tokens import Words
 
@@ -70,7 +70,8 @@ class Leaf(OwnFiles):
         inputs = [self._numbers(part) for part in (x, test_x)]
         count = max(len(classes), 2)
         splits = [Split((inputs[n],), labels[n], labels[n], owners[n]) for n in range(2)]
-        facts = {"classes": [str(label) for label in classes]}
+        names = names_of(np.array(users), np.array(test_users))
+        facts = {"classes": [str(label) for label in classes], "client_names": names}
         if self._shape is None:
             return RawData(splits[0], splits[1], count, count, facts=facts)
         images = Arrays.of((inputs[0], labels[0]), (inputs[1], labels[1]), count)

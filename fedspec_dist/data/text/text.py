@@ -11,7 +11,7 @@ from typing import IO, Any
 import numpy as np
 
 from fedspec_dist.data.own_files import UNREADABLE, OwnFiles, digest_of, open_text
-from fedspec_dist.data.raw import RawData, Split, numbered
+from fedspec_dist.data.raw import RawData, Split, names_of, numbered
 from fedspec_dist.data.text.tokens import Hashing, Tokenizer, Words, next_tokens, padded
 
 _OF_THE_HOUSE = ("words", "characters", "hashing")
@@ -64,7 +64,7 @@ class Text(OwnFiles):
         own = [] if self._tokenizer in _OF_THE_HOUSE else [self._tokenizer_file()]
         tokenizer = own[0].name if own else self._tokenizer  # wherever the file lies
         settings = (*names, tokenizer, self._vocabulary_size, self._min_count, self._max_length, split)
-        return digest_of(("text 1", settings), [*self._located(), *own])
+        return digest_of(("text 2", settings), [*self._located(), *own])
 
     def load(self) -> RawData:
         fields = [
@@ -144,9 +144,10 @@ def texts_as_data(
     """
     rows = [[tokenizer(text) for text in part] for part in texts]
     owners: Sequence[np.ndarray | None] = [None, None]
-    if clients is not None:
-        owners = numbered(*(np.array([str(client) for client in part]) for part in clients))
     facts: dict[str, Any] = {**tokenizer.facts(), "max_length": max_length}
+    if clients is not None:
+        ids = [np.array([str(client) for client in part]) for part in clients]
+        owners, facts["client_names"] = numbered(*ids), names_of(*ids)
     if labels is None:
         pairs = [next_tokens(part, max_length) for part in rows]
         splits = [Split((inputs,), targets, None, who) for (inputs, targets), who in zip(pairs, owners, strict=True)]
