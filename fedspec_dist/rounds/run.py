@@ -258,6 +258,7 @@ def _summarize(
         **({"rounds_before": phases.first} if phases.first else {}),
         f"final_{metric}": final.get(metric),
         **({"final_test_loss": final.get("test_loss")} if "test_loss" in final else {}),
+        **{f"final_{key}": value for key, value in final.items() if key.startswith("client_")},  # of `eval.on: clients`
         f"best_{metric}": best.get(metric),
         "best_round": best.get("round"),
         "headline": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from fedspec_dist.core.batch import Batch
 from fedspec_dist.data.dataset import Examples
 from fedspec_dist.distributed.collectives import Collectives, SingleProcess
+from fedspec_dist.main import main
 from fedspec_dist.rounds.evaluation import evaluate, over_clients
 from fedspec_dist.tasks.classification import Classification
 from tests.distributed.harness import run_ranks
@@ -85,3 +87,18 @@ def test_the_worst_decile_is_of_whole_clients_and_on_the_bad_side(better: str, w
     )
     few = over_clients({client: scores[client] for client in range(3)}, ("score", better))
     assert few["client_score_worst_decile"] == (0.0 if better == "max" else 2.0)
+
+
+def test_the_summary_and_the_console_have_the_clients_metrics(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["data.partition.clients=4", "clients_per_round=2", "model={type: mlp, hidden: [4]}", "rounds=2"]
+    settings = ["eval.on=[global, clients]", "data.holdout=0.2", f"output={tmp_path}", "name=both"]
+    assert main([*small, *settings, "--debug"]) == 0
+    (folder,) = tmp_path.glob("both-*")
+    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    summary = json.loads((folder / "summary.json").read_text())
+    for key in ("client_accuracy_mean", "client_accuracy_std", "client_accuracy_worst_decile"):
+        assert summary[f"final_{key}"] == last[key]
+    said = capsys.readouterr()
+    assert f"of clients {last['client_accuracy_mean']:.4f}" in said.out + said.err

@@ -70,7 +70,8 @@ def print_summary(console: Console, summary: Mapping[str, Any], folder: Path) ->
 
 def _numbers(record: Mapping[str, Any], headline: str) -> str:
     name = headline.removeprefix("test_").replace("_", " ")
-    shown = {headline: name, "test_loss": "test loss", "train_loss": "train loss"}
+    of_clients = f"client_{headline.removeprefix('test_')}_mean"
+    shown = {headline: name, of_clients: "of clients", "test_loss": "test loss", "train_loss": "train loss"}
     present = [(label, record[key]) for key, label in shown.items() if record.get(key) is not None]
     return "  ".join(f"{label} {value:.4f}" for label, value in present)
 
