@@ -102,19 +102,23 @@ def run(
     num_visible = torch.cuda.device_count() if device.type == "cuda" else 0
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    torch.autograd.set_detect_anomaly(debug)
     stop = StopRequest()
+
+    def checked(runtime: Runtime) -> int:
+        with torch.autograd.set_detect_anomaly(debug):  # of this run only
+            return body(runtime)
+
     if not environment.launched or environment.num_ranks == 1:
         stop.install()
         try:
             alone = Runtime(environment, device, "none", SingleProcess(), stop)
-            return guard(environment, lambda: body(alone), record)
+            return guard(environment, lambda: checked(alone), record)
         finally:
             stop.uninstall()
     backend = choose_backend(settings.backend, device, environment, num_visible)
     with _process_group(backend, device, environment, settings, folder, stop, record) as (collectives, watch):
         try:
-            code = body(Runtime(environment, device, backend, collectives, stop))
+            code = checked(Runtime(environment, device, backend, collectives, stop))
             if code == EXIT_STOPPED:
                 watch.learn_reason()
             if collectives.stuck:

@@ -102,3 +102,4 @@ def test_the_summary_and_the_console_have_the_clients_metrics(
         assert summary[f"final_{key}"] == last[key]
     said = capsys.readouterr()
     assert f"of clients {last['client_accuracy_mean']:.4f}" in said.out + said.err
+    assert not torch.is_anomaly_enabled()  # what `--debug` turns on does not outlive its run
